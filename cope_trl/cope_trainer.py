@@ -1,0 +1,297 @@
+"""[`CoPETrainer`]: GRPO on episodes in real environments, with action forecasting. Wiring only.
+
+With `episode_trainer.py` one of the two files that touch TRL internals; `tests/test_trl_seam.py` pins every name they
+rely on.
+"""
+
+import logging
+import random
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+from trl.trainer.utils import add_fused_lm_head
+
+from cope_trl.cope_config import CoPEConfig
+from cope_trl.episode_trainer import EpisodeTrainer
+from cope_trl.errors import ConfigError
+from cope_trl.forecast.builder import BranchSettings, build_branches
+from cope_trl.forecast.engines import ModelTraits, choose_engine
+from cope_trl.forecast.gradients import GradientRatio
+from cope_trl.forecast.loss import task_scale, trajectory_weights
+from cope_trl.forecast.packing import ForecastRows, pack_rows
+from cope_trl.forecast.scoring import Scores, count_windows, score_separate, score_shared, undo_temperature
+
+logger = logging.getLogger(__name__)
+
+# What the LM head reports a token; the accuracy by offset needs the last one.
+_SCORED = ("log_probs", "entropy", "is_top1")
+
+
+class CoPETrainer(EpisodeTrainer):
+    """
+    Trainer for co-evolving acting and forecasting (CoPE): GRPO plus a loss by which the same model forecasts, from
+    every history of its successful on-policy episodes, the next K+1 actions it went on to take.
+
+    Example:
+    ```python
+    from cope_trl import CoPEConfig, CoPETrainer, load_tasks
+
+    trainer = CoPETrainer(
+        model="Qwen/Qwen2.5-7B-Instruct",
+        args=CoPEConfig(output_dir="out"),
+        train_dataset=load_tasks("scienceworld", split="train"),
+    )
+    trainer.train()
+    ```
+
+    Args:
+        model (`str` or [`~transformers.PreTrainedModel`] or `PeftModel`):
+            The policy, as for [`~trl.GRPOTrainer`].
+        reward_funcs (`RewardFunc` or `list[RewardFunc]`, *optional*):
+            Rewards instead of the terminal success reward. They also receive `success`, `score`, `truncated`, `failed`
+            and `num_turns`, one value an episode. What is forecast still depends on the environment's own success.
+        args ([`CoPEConfig`], *optional*):
+            Configuration.
+        train_dataset, eval_dataset:
+            Task datasets with the columns `prompt`, `environment` and `task_id` (see [`load_tasks`]).
+        environments (`dict[str, Callable[[], gymnasium.Env]]`, *optional*):
+            Factories for values of the `environment` column that are not in the registry.
+        processing_class, callbacks, optimizers, quantization_config, peft_config:
+            As for [`~trl.GRPOTrainer`].
+    """
+
+    _tag_names = ["trl", "grpo", "cope"]
+    _name = "CoPE"
+    _paper = {
+        "title": "Co-Evolving Acting and Forecasting for Language Agents",
+        "id": "2610.20597",
+        # docstyle-ignore
+        "citation": textwrap.dedent("""\
+            @article{yu2026cope,
+                title        = {{Co-Evolving Acting and Forecasting for Language Agents}},
+                author       = {Haofei Yu and Yixing Chen and Yining Zhao and Xuyan Ye and Yuxiang Liu and Zhigang Hua and Yan Xie and Shuang Yang and Jiaxuan You},
+                year         = 2026,
+                eprint       = {arXiv:2610.20597},
+            }"""),
+    }
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._set_up_forecasting(self.args)
+
+    def _set_up_forecasting(self, args: CoPEConfig) -> None:
+        self.forecast_coef = args.forecast_coef
+        self._pending: ForecastRows | None = None
+        self._scores: Scores | None = None
+        self._step_inputs: list[dict[str, Any]] = []
+        self._ratio = GradientRatio()
+        self._policy_norm = 0.0
+        self.forecast_engine = "none"
+        if not self.forecast_coef:
+            return
+        if self._is_vlm:
+            raise ConfigError(
+                f"`forecast_coef` is {self.forecast_coef}, but {type(self._base_model).__name__} takes images, which "
+                "branches do not carry. Use its text-only model class, or `forecast_coef=0`."
+            )
+        traits = ModelTraits.of(self._base_model, self.aux_loss_enabled)
+        self.forecast_engine, reason = choose_engine(args.forecast_engine, traits, self._context, self.temperature)
+        logger.info("Forecasting engine: %s (%s).", self.forecast_engine, reason)
+        base, fp32 = self._base_model, args.cast_lm_head_to_fp32
+        policy_forward = base.forward
+        # Forecasts are maximum likelihood at temperature 1, whatever temperature the rollouts are sampled at.
+        add_fused_lm_head(base, 1.0, fp32, outputs=_SCORED)
+        self._forecast_forward = base.forward
+        base.forward = policy_forward
+        if self.forecast_engine == "shared_prefix":
+            add_fused_lm_head(base, self.temperature, fp32, outputs=_SCORED)
+        if args.forecast_update == "separate":
+            if self.is_deepspeed_enabled:
+                raise ConfigError(
+                    "`forecast_update` is 'separate', but DeepSpeed counts every backward pass as a micro-batch of "
+                    "its own optimizer step. Use `forecast_update=\"joint\"`."
+                )
+            self.add_callback(_ForecastStep(self))
+
+    # ---------------------------------------------------------------- what is forecast
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        if self.forecast_coef:
+            output.update(self._forecast_buffer())
+        return output
+
+    def _forecast_buffer(self) -> dict[str, torch.Tensor]:
+        args, means, played = self.args, self._means[self._mode], self.trajectories
+        success, failed = self._gathered("success"), self._gathered("failed")
+        weights = trajectory_weights(success, failed, self._group_size, args.forecast_gate, args.forecast_group_norm)
+        first = self.accelerator.process_index * len(played)
+        local = weights[first : first + len(played)].tolist()
+        if self.mask_truncated_completions:  # their tokens are hidden from attention, so nothing can branch off them
+            local = [0.0 if e.truncated else weight for e, weight in zip(played, local, strict=True)]
+        settings = BranchSettings(args.forecast_horizon, args.forecast_skip_invalid, args.forecast_max_windows)
+        rng = random.Random(f"{args.seed}-{self.state.global_step}-{self.accelerator.process_index}")
+        branches = build_branches(played, local, self.chat, settings, rng)
+        rows = pack_rows(branches, local, args.forecast_reduction, self.accelerator.device)
+        grouped = success.view(-1, self._group_size).any(dim=1)
+        means.add("forecast/group_success", float(grouped.float().mean()))
+        processes = self.accelerator.num_processes  # the mean over ranks of `processes × local` is the total
+        history = sum(cut for row in branches for cut, _ in row)
+        shared = self.forecast_engine == "shared_prefix"
+        means.add("forecast/windows", processes * sum(map(len, branches)))
+        means.add("tokens/policy", processes * sum(len(episode.ids) for episode in played))
+        means.add("tokens/forecast", processes * (rows.tokens + (0 if shared else history)))
+        means.add("tokens/saved", processes * (history if shared else 0))
+        return rows.to_buffer()
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        rows = ForecastRows.from_buffer(inputs) if self.forecast_coef else None
+        if rows is None:
+            return super()._compute_loss(model, inputs)
+        if self.args.forecast_update == "separate" and self.model.training:
+            self._step_inputs.append(inputs)
+            return super()._compute_loss(model, inputs)
+        shared = self.forecast_engine == "shared_prefix"
+        self._scores, self._pending = None, (rows if shared and rows.tokens else None)
+        loss = super()._compute_loss(model, inputs)
+        if not shared:
+            self._scores = self._score_alone(model, inputs, rows)
+        forecast = self._forecast_term(self._scores, len(inputs["prompt_ids"]))
+        return loss if forecast is None else loss + self.forecast_coef * forecast
+
+    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
+        rows, self._pending = self._pending, None
+        if rows is None:
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
+            )
+        base = self._base_model
+        with undo_temperature(base.base_model, input_ids.size(1), self.temperature), self.accelerator.autocast():
+            output, batch, self._scores = self._shared(model, input_ids, attention_mask, rows, logits_to_keep)
+        log_probs = batch.completion_slice(output.log_probs, logits_to_keep)
+        entropy = batch.completion_slice(output.entropy, logits_to_keep) if kwargs.get("compute_entropy") else None
+        return log_probs, entropy, None
+
+    def _shared(self, model: Any, ids: Any, mask: Any, rows: ForecastRows, logits_to_keep: int) -> Any:
+        forward = partial(model, fused_lm_head=True)
+        config = self._base_model.config.get_text_config()
+        return score_shared(
+            forward, ids, mask, rows, logits_to_keep, config._attn_implementation, self._base_model.dtype
+        )
+
+    def _score_alone(self, model: Any, inputs: Mapping[str, Any], rows: ForecastRows) -> Scores:
+        """Score the branches in forwards of their own, at temperature 1."""
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        with self._forecast_head(), self.accelerator.autocast():
+            if self.forecast_engine == "shared_prefix":
+                some = (rows.window >= 0).any(dim=1) if rows.tokens else torch.arange(len(ids)) == 0
+                return self._shared(model, ids[some], mask[some], rows.select(some), 0)[2]
+            size = self.args.forecast_batch_size or self.args.per_device_train_batch_size
+            forwards = self._max_over_ranks(-(-count_windows(rows) // size))
+            forward = partial(model, fused_lm_head=True)
+            return score_separate(forward, ids, mask, rows, self._tokenizer.pad_token_id, size, forwards)
+
+    @contextmanager
+    def _forecast_head(self) -> Iterator[None]:
+        base = self._base_model
+        policy_forward, base.forward = base.forward, self._forecast_forward
+        try:
+            yield
+        finally:
+            base.forward = policy_forward
+
+    def _max_over_ranks(self, value: int) -> int:
+        if self.accelerator.num_processes == 1:
+            return value
+        return int(self.accelerator.gather(torch.tensor([value], device=self.accelerator.device)).max())
+
+    # ---------------------------------------------------------------- the loss and its scale
+
+    def _forecast_term(self, scores: Scores | None, rows_in_batch: int) -> torch.Tensor | None:
+        """L_AF's share of this micro-batch, noted in the metrics."""
+        training = self.model.training
+        accumulation = self.current_gradient_accumulation_steps if training else 1
+        means = self._means[self._mode]
+        if scores is None:
+            means.add("forecast/loss", 0.0)
+            return None
+        forecast = scores.loss(task_scale(self._group_size, rows_in_batch, accumulation))
+        means.add("forecast/loss", float(forecast.detach()) * accumulation)
+        means.add_offsets(scores.stats(self.args.forecast_horizon))
+        if training and self._measures_ratio and forecast.requires_grad:
+            self._ratio.add(self.forecast_coef * forecast, self.model.parameters())
+        return forecast
+
+    @property
+    def _measures_ratio(self) -> bool:
+        """Whether this optimizer step measures the ratio of the gradients. Sharded gradients cannot be compared."""
+        every = self.args.forecast_grad_norm_steps
+        reentrant = (self.args.gradient_checkpointing_kwargs or {}).get("use_reentrant", False)
+        plain = not (self.is_deepspeed_enabled or self.is_fsdp_enabled or self.args.fp16 or reentrant)
+        return bool(every) and plain and self.args.forecast_update == "joint" and self.state.global_step % every == 0
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        if self.forecast_coef and self._measures_ratio and self._any_rank(self._ratio.pending):
+            ratio = self._ratio.measure(model.parameters(), self._mean_over_ranks)
+            self._note_ratio(ratio)
+        norm = super()._clip_grad_norm(model)
+        self._policy_norm = float(norm)
+        return norm
+
+    def _mean_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._sum_over_ranks(tensor) / self.accelerator.num_processes
+
+    def _note_ratio(self, ratio: float | None) -> None:
+        if ratio is None:
+            return
+        self._means["train"].add("forecast/grad_ratio", ratio)
+        if self._ratio.stays_high(ratio):
+            logger.warning(
+                "The forecasting gradient has stayed above %.1f of the policy's (now %.2f); forecasting is steering "
+                "the update. Lower `forecast_coef` (now %g).",
+                self._ratio.threshold,
+                ratio,
+                self.forecast_coef,
+            )
+
+    # ---------------------------------------------------------------- a step of its own
+
+    def _forecast_step(self) -> None:
+        """Optimizer step on the forecasting loss alone, over the micro-batches of the policy's step before it."""
+        batches, self._step_inputs = self._step_inputs, []
+        rows = [ForecastRows.from_buffer(inputs) for inputs in batches]
+        started, model = time.perf_counter(), self.model_wrapped
+        if not self._any_rank(any(row.tokens for row in rows)):
+            return  # no success: with zero gradients Adam would still move the weights
+        for inputs, row in zip(batches, rows, strict=True):
+            if row.tokens or self.accelerator.num_processes > 1:
+                scores = self._score_alone(model, inputs, row)
+                self.accelerator.backward(self.forecast_coef * self._forecast_term(scores, len(inputs["prompt_ids"])))
+        norm = self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm or float("inf"))
+        if self._policy_norm > 0:
+            self._note_ratio(float(norm) / self._policy_norm)
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * self.args.forecast_lr_scale
+        self.optimizer.step()
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        model.zero_grad()
+        self._means["train"].add("time/forecast_step", time.perf_counter() - started)
+
+
+class _ForecastStep(TrainerCallback):
+    """Runs the separate forecasting step right after the policy's optimizer step."""
+
+    def __init__(self, trainer: CoPETrainer) -> None:
+        self._trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer._forecast_step()

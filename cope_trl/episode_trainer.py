@@ -1,0 +1,238 @@
+"""[`EpisodeTrainer`]: GRPO on multi-turn episodes in real environments, without forecasting.
+
+With `cope_trainer.py` one of the two files that touch TRL internals; `tests/test_trl_seam.py` pins every name they
+rely on.
+"""
+
+import logging
+import os
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import torch
+from datasets import Dataset, IterableDataset
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from trl import GRPOTrainer
+
+from cope_trl.chat import ChatFormat
+from cope_trl.cope_config import CoPEConfig
+from cope_trl.data.recorder import TrajectoryRecorder
+from cope_trl.data.tasks import check_dataset
+from cope_trl.environments import EnvironmentTable
+from cope_trl.errors import ConfigError, RolloutError
+from cope_trl.metrics import RunningMeans
+from cope_trl.rollout.episodes import EpisodePlayer
+from cope_trl.rollout.generation import Generation
+from cope_trl.rollout.pool import EnvironmentPool
+from cope_trl.types import TaskRef, Trajectory
+
+logger = logging.getLogger(__name__)
+
+
+def success_reward(success: Sequence[bool], failed: Sequence[bool], **_: Any) -> list[float | None]:
+    """Terminal reward of the paper (B.3): 1.0 on success, 0.0 otherwise, `None` where the environment broke."""
+    return [None if broke else float(won) for won, broke in zip(success, failed, strict=True)]
+
+
+class EpisodeTrainer(GRPOTrainer):
+    """
+    [`~trl.GRPOTrainer`] whose completions are episodes: policy turns with environment turns between them.
+
+    The rows of the dataset say what to play (columns `environment` and `task_id`). Environment tokens are masked from
+    the loss, failed episodes carry no signal, and every episode is counted in the metrics and kept on disk. Arguments
+    as for [`CoPETrainer`].
+    """
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        reward_funcs: Any = None,
+        args: CoPEConfig | None = None,
+        train_dataset: Dataset | IterableDataset | None = None,
+        eval_dataset: Dataset | IterableDataset | dict[str, Dataset | IterableDataset] | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        environments: Mapping[str, Callable[[], gymnasium.Env]] | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        quantization_config: Any = None,
+        peft_config: Any = None,
+    ) -> None:
+        if args is None:
+            name = model if isinstance(model, str) else model.config._name_or_path
+            args = CoPEConfig(f"{name.split('/')[-1] or 'model'}-CoPE")
+        # Everything a user can get wrong is checked before a model is loaded.
+        self._table = EnvironmentTable(environments)
+        for argument, dataset in _named_datasets(train_dataset, eval_dataset):
+            check_dataset(dataset, argument)
+            self._table.check(dataset)
+        if processing_class is None:
+            path = model if isinstance(model, str) else model.config._name_or_path
+            processing_class = AutoTokenizer.from_pretrained(
+                path, padding_side="left", truncation_side="left", trust_remote_code=args.trust_remote_code
+            )
+        self.chat = ChatFormat(processing_class, template_kwargs=args.chat_template_kwargs)
+        if self.chat.replaced:
+            logger.warning("The chat template rewrites earlier turns; TRL's training variant of it is used and saved.")
+            processing_class.chat_template = self.chat.chat_template
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*rollout_func.*")
+            super().__init__(
+                model=model,
+                reward_funcs=success_reward if reward_funcs is None else reward_funcs,
+                args=args,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                processing_class=processing_class,
+                callbacks=callbacks,
+                optimizers=optimizers,
+                quantization_config=quantization_config,
+                peft_config=peft_config,
+                rollout_func=self._rollout,
+            )
+        self._set_up_episodes(args)
+
+    # ---------------------------------------------------------------- set-up
+
+    def _set_up_episodes(self, args: CoPEConfig) -> None:
+        if self.chat.end_of_turn_id not in self.eos_token_ids:
+            if self.use_vllm:
+                raise ConfigError(
+                    f"The template ends a turn with token {self.chat.end_of_turn_id}, but the model stops at "
+                    f"{self.eos_token_ids}. Add it to `model.generation_config.eos_token_id`."
+                )
+            self.eos_token_ids = [*self.eos_token_ids, self.chat.end_of_turn_id]
+            self.generation_config.eos_token_id = self.eos_token_ids
+            self.generation_kwargs["eos_token_id"] = self.eos_token_ids
+        self.pool = EnvironmentPool(self._table.make, timeout=args.environment_timeout)
+        self._finalizer = weakref.finalize(self, self.pool.close)
+        self._context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        self.limits = {mode: self._table.limits(args, mode == "eval", self._context) for mode in ("train", "eval")}
+        self.trajectories: list[Trajectory] = []
+        self._rows: list[dict[str, Any]] = []
+        rank = self.accelerator.process_index
+        folder = os.path.join(args.output_dir, "trajectories")
+        self._recorder = TrajectoryRecorder(folder, rank) if args.save_trajectories else None
+        self._means = {mode: RunningMeans(args.forecast_horizon) for mode in ("train", "eval")}
+        self._rollout_seconds = 0.0
+
+    @property
+    def _base_model(self) -> PreTrainedModel:
+        model = self.accelerator.unwrap_model(self.model)
+        return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+    @property
+    def _mode(self) -> str:
+        return "train" if self.model.training else "eval"
+
+    @property
+    def _group_size(self) -> int:
+        return self.num_generations if self.model.training else self.num_generations_eval
+
+    def close(self) -> None:
+        """Close all environments. Also done when the trainer is collected or the interpreter ends."""
+        self._finalizer()
+
+    # ---------------------------------------------------------------- episodes
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._rows = inputs  # a rollout function is handed the prompts only
+        return super()._generate_and_score_completions(inputs)
+
+    def _rollout(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+        started = time.perf_counter()
+        tasks = [TaskRef(row["environment"], str(row["task_id"]), row.get("family") or "") for row in self._rows]
+        first = self.accelerator.process_index * len(tasks)
+        # One seed a group: its members differ in what the policy samples, not in the world they start from.
+        seeds = [
+            (self.args.seed * 1_000_003 + self.state.global_step * 10_007 + (first + i) // self._group_size) % 2**31
+            for i in range(len(tasks))
+        ]
+        player = EpisodePlayer(self.pool, self._sample_turn, self.chat, self.eos_token_ids, self._any_rank)
+        self.trajectories = played = player.play(tasks, prompts, self.limits[self._mode], seeds)
+        self._means[self._mode].add_episodes(played)
+        if self._recorder is not None:
+            self._recorder.record(self._mode, self.state.global_step, played)
+        if not self._any_rank(not all(episode.failed for episode in played)):
+            raise RolloutError(
+                f"All {len(played)} rollouts of step {self.state.global_step} failed; nothing can be learned from. "
+                f"The first cause: {played[0].error}"
+            )
+        self._rollout_seconds += time.perf_counter() - started
+        return {
+            "prompt_ids": [list(episode.prompt_ids) for episode in played],
+            "completion_ids": [list(episode.completion_ids) for episode in played],
+            # A failed episode carries no learning signal: none of its tokens is trained.
+            "env_mask": [[0] * len(e.completion_mask) if e.failed else list(e.completion_mask) for e in played],
+            "logprobs": None if any(e.logprobs is None for e in played) else [list(e.logprobs or ()) for e in played],
+            "success": [episode.success for episode in played],
+            "score": [episode.score for episode in played],
+            "truncated": [episode.truncated for episode in played],
+            "failed": [episode.failed for episode in played],
+            "num_turns": [len(episode.turns) for episode in played],
+        }
+
+    def _sample_turn(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Generation]:
+        """Sample one turn with whatever engine TRL is set up with; its own limit is that of a whole completion."""
+        holder, name = (
+            (self.vllm_generation, "max_completion_length") if self.use_vllm else (self.generation_config, "max_new_tokens")
+        )
+        limit = getattr(holder, name)
+        setattr(holder, name, max_new_tokens)
+        try:
+            ids, logprobs = self._generate_single_turn([list(prompt) for prompt in prompts], None, {}, 1)
+        finally:
+            setattr(holder, name, limit)
+        return [Generation(list(row), None if logprobs is None else logprobs[i]) for i, row in enumerate(ids)]
+
+    def _any_rank(self, local: bool) -> bool:
+        if self.accelerator.num_processes == 1:
+            return local
+        flag = torch.tensor([float(local)], device=self.accelerator.device)
+        return bool(self.accelerator.reduce(flag, reduction="sum").item())
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        # Whatever the reward functions say, a failed episode has no reward and no part in its group's baseline.
+        return rewards.masked_fill(self._gathered("failed").unsqueeze(1), torch.nan)
+
+    def _gathered(self, name: str) -> torch.Tensor:
+        """(N,) bool attribute of the last batch's episodes, over all ranks."""
+        values = torch.tensor([getattr(e, name) for e in self.trajectories], device=self.accelerator.device)
+        return self.accelerator.gather(values)
+
+    # ---------------------------------------------------------------- metrics
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
+        started, played = time.perf_counter(), self._rollout_seconds
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        rollout = self._rollout_seconds - played
+        # Seconds of one optimizer step, which is several micro-batches long.
+        share = 1.0 / self.current_gradient_accumulation_steps
+        means = self._means["train"]
+        means.add("time/rollout", rollout, share)
+        means.add("time/update", time.perf_counter() - started - rollout, share)
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        mode = self._mode
+        for name, value in self._means[mode].flush(self._sum_over_ranks).items():
+            self._metrics[mode][name].append(value)
+        super().log(logs, start_time)
+
+    def _sum_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.accelerator.num_processes == 1:
+            return tensor
+        return self.accelerator.reduce(tensor.to(self.accelerator.device), reduction="sum")
+
+
+def _named_datasets(train: Any, evaluation: Any) -> Iterator[tuple[str, Any]]:
+    if train is not None:
+        yield "train_dataset", train
+    if isinstance(evaluation, dict):
+        yield from ((f"eval_dataset[{name!r}]", dataset) for name, dataset in evaluation.items())
+    elif evaluation is not None:
+        yield "eval_dataset", evaluation

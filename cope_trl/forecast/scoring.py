@@ -1,0 +1,163 @@
+"""Scoring the branches of a micro-batch with either engine.
+
+A `forward` here is a callable with the arguments of a causal language model plus pre-shifted `shift_labels`; it returns
+an object with per-position `log_probs`, `is_top1` (and `entropy`), each shaped like the labels.
+"""
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cope_trl.forecast.loss import OffsetStats, forecast_loss
+from cope_trl.forecast.packing import (
+    ForecastRows,
+    SeparateBatch,
+    SharedPrefixBatch,
+    pack_shared_prefix,
+    unpack_separate,
+)
+
+Forward = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Scored branch tokens, in any one shape.
+
+    Attributes:
+        log_probs: log-probability of each token; meaningful where the weight is not 0.
+        is_top1: whether the token was the most likely one.
+        weight: weight in the loss.
+        offset: offset k of the action the token belongs to, or -1.
+    """
+
+    log_probs: torch.Tensor
+    is_top1: torch.Tensor
+    weight: torch.Tensor
+    offset: torch.Tensor
+
+    def loss(self, scale: float) -> torch.Tensor:
+        """Their share of Eq. 5 (see [`~cope_trl.forecast.loss.forecast_loss`])."""
+        return forecast_loss(self.log_probs, self.weight, scale)
+
+    def stats(self, horizon: int) -> OffsetStats:
+        """Negative log-probability and accuracy by offset."""
+        return OffsetStats.of(self.log_probs, self.is_top1, self.weight, self.offset, horizon)
+
+
+def attention_argument(batch: SharedPrefixBatch, implementation: str, dtype: torch.dtype) -> Any:
+    """The attention mask of a shared-prefix batch in the form an attention implementation takes."""
+    if implementation == "flex_attention":
+        return batch.block_mask()
+    return batch.additive_mask(dtype) if implementation == "eager" else batch.dense_mask()
+
+
+def score_shared(
+    forward: Forward,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    rows: ForecastRows,
+    logits_to_keep: int,
+    implementation: str,
+    dtype: torch.dtype,
+) -> tuple[Any, SharedPrefixBatch, Scores]:
+    """Score completions and branches in one forward.
+
+    Args:
+        forward: see the module.
+        input_ids, attention_mask: (B, L) trajectories.
+        rows: their branches.
+        logits_to_keep: completion columns to score as well; 0 for the branches only.
+        implementation: attention implementation of the model.
+        dtype: dtype of an additive mask.
+
+    Returns:
+        The forward's output, the batch it was called with, and the branches' scores of shape (B, F).
+    """
+    batch = pack_shared_prefix(input_ids, attention_mask, rows, logits_to_keep)
+    output = forward(
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        attention_mask=attention_argument(batch, implementation, dtype),
+        shift_labels=batch.shift_labels,
+    )
+    log_probs, is_top1 = batch.branch_slice(output.log_probs), batch.branch_slice(output.is_top1)
+    return output, batch, Scores(log_probs, is_top1, rows.weight, rows.offset)
+
+
+def count_windows(rows: ForecastRows) -> int:
+    """Windows of all rows together."""
+    return int((rows.window.amax(dim=1) + 1).sum()) if rows.window.numel() else 0
+
+
+def score_separate(
+    forward: Forward,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    rows: ForecastRows,
+    pad_token_id: int,
+    batch_size: int,
+    forwards: int,
+) -> Scores:
+    """Score each window as a sequence of its own.
+
+    Args:
+        forward: see the module.
+        input_ids, attention_mask: (B, L) trajectories.
+        rows: their branches.
+        pad_token_id: id for padding.
+        batch_size: windows in one forward.
+        forwards: number of forwards to make; surplus ones score a placeholder, so that every rank makes the same number.
+
+    Returns:
+        Scores of shape (tokens,).
+    """
+    windows = unpack_separate(input_ids, attention_mask, rows, pad_token_id)
+    parts: list[list[torch.Tensor]] = [[], [], [], []]
+    for index in range(forwards):
+        chunk = windows[index * batch_size : (index + 1) * batch_size]
+        if not len(chunk.input_ids):
+            chunk = _placeholder(input_ids, pad_token_id)
+        output = forward(
+            input_ids=chunk.input_ids, attention_mask=chunk.attention_mask, shift_labels=chunk.shift_labels
+        )
+        for part, values in zip(
+            parts, (output.log_probs, output.is_top1, chunk.weight, chunk.offset), strict=True
+        ):
+            part.append(values.flatten())
+    if not forwards:
+        empty = torch.zeros(0, device=input_ids.device)
+        return Scores(empty, empty.bool(), empty, empty.long())
+    return Scores(*(torch.cat(part) for part in parts))
+
+
+def _placeholder(input_ids: torch.Tensor, pad_token_id: int) -> SeparateBatch:
+    """One sequence of two tokens with nothing to score."""
+    ids = torch.full((1, 2), pad_token_id, dtype=torch.int64, device=input_ids.device)
+    nothing = torch.zeros((1, 2), device=input_ids.device)
+    return SeparateBatch(ids, torch.ones_like(ids), torch.full_like(ids, -100), nothing, torch.full_like(ids, -1))
+
+
+@contextmanager
+def undo_temperature(backbone: torch.nn.Module, first_column: int, temperature: float):
+    """Score the columns from `first_column` on at temperature 1 under a head that divides by `temperature`.
+
+    Scaling a hidden state scales its logits, so one head serves both; exact for a head without bias or soft cap.
+    """
+    if temperature == 1.0:
+        yield
+        return
+
+    def scale(module: torch.nn.Module, args: Any, output: Any) -> Any:
+        hidden = output.last_hidden_state
+        output.last_hidden_state = torch.cat([hidden[:, :first_column], hidden[:, first_column:] * temperature], 1)
+        return output
+
+    hook = backbone.register_forward_hook(scale)
+    try:
+        yield
+    finally:
+        hook.remove()
