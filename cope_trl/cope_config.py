@@ -127,7 +127,16 @@ class CoPEConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         self._check_own_fields()
-        super().__post_init__()
+        try:
+            super().__post_init__()
+        except ValueError as error:
+            if "must be divisible by num_generations" not in str(error):
+                raise
+            raise ConfigError(
+                f"`num_generations` is {self.num_generations}, which does not divide `generation_batch_size`="
+                f"{self.generation_batch_size}; a batch must hold whole groups. Make `per_device_train_batch_size` × "
+                "`steps_per_generation` × processes a multiple of `num_generations`."
+            ) from error
 
     def _check_own_fields(self) -> None:
         for name, choices in _CHOICES.items():
@@ -143,10 +152,4 @@ class CoPEConfig(GRPOConfig):
             raise ConfigError(
                 f"`use_liger_kernel` is True with `forecast_engine`={self.forecast_engine!r}: Liger's kernels take no "
                 "4-D attention mask. Set `use_liger_kernel=False`, or `forecast_engine=\"separate\"`."
-            )
-        batch, group = self.generation_batch_size, self.num_generations
-        if batch is not None and group and batch % group:
-            raise ConfigError(
-                f"`generation_batch_size` is {batch}, which `num_generations`={group} does not divide; a batch must "
-                f"hold whole groups. The nearest sizes are {batch - batch % group} and {batch + group - batch % group}."
             )

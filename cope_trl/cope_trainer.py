@@ -235,7 +235,8 @@ class CoPETrainer(EpisodeTrainer):
         every = self.args.forecast_grad_norm_steps
         reentrant = (self.args.gradient_checkpointing_kwargs or {}).get("use_reentrant", False)
         plain = not (self.is_deepspeed_enabled or self.is_fsdp_enabled or self.args.fp16 or reentrant)
-        return bool(every) and plain and self.args.forecast_update == "joint" and self.state.global_step % every == 0
+        joint_and_clipped = self.args.forecast_update == "joint" and self.args.max_grad_norm > 0
+        return bool(every) and plain and joint_and_clipped and self.state.global_step % every == 0
 
     def _clip_grad_norm(self, model: Any) -> Any:
         if self.forecast_coef and self._measures_ratio and self._any_rank(self._ratio.pending):

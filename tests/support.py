@@ -169,6 +169,9 @@ class ScriptedPolicy:
         self.seen.extend(list(prompt) for prompt in prompts)
         generations, used = [], set()
         for prompt in prompts:
+            if len(prompt) == 1:  # the placeholder of a rank that has finished
+                generations.append(Generation(list(prompt)))
+                continue
             episode = self._episode(list(prompt), used)
             used.add(episode)
             turn = self._turn.get(episode, 0)

@@ -40,7 +40,8 @@ class GradientRatio:
             part = self._parts.get(id(parameter))
             if parameter.grad is None:
                 continue
-            part = torch.zeros_like(parameter.grad) if part is None else reduce_mean(part)
+            # Also a rank that forecast nothing takes part in the reduction.
+            part = reduce_mean(torch.zeros_like(parameter.grad) if part is None else part)
             forecast += float(part.float().square().sum())
             policy += float((parameter.grad - part).float().square().sum())
         self._parts = {}
