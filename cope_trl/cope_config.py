@@ -25,6 +25,7 @@ _AT_LEAST: dict[str, tuple[float, str]] = {
     "max_turns_eval": (1, "`None` takes the environment's own limit"),
     "max_tokens_per_turn": (1, "the paper uses 512"),
     "max_prompt_length": (1, "`None` sets no limit"),
+    "max_completion_length": (1, "the paper uses 8192"),
 }
 
 
@@ -144,7 +145,9 @@ class CoPEConfig(GRPOConfig):
                 raise ConfigError(f"`{name}` is {getattr(self, name)!r}; it must be one of {list(choices)}.")
         for name, (lowest, hint) in _AT_LEAST.items():
             value = getattr(self, name)
-            if value is not None and not value >= lowest:
+            if value is None and "`None`" in hint:
+                continue
+            if value is None or not value >= lowest:
                 raise ConfigError(f"`{name}` is {value!r}; it must be at least {lowest} ({hint}).")
         if not self.environment_timeout > 0:
             raise ConfigError(f"`environment_timeout` is {self.environment_timeout!r}; it must be positive (seconds).")

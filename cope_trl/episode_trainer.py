@@ -14,6 +14,7 @@ from typing import Any
 
 import gymnasium
 import torch
+from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOTrainer
@@ -24,6 +25,7 @@ from cope_trl.data.recorder import TrajectoryRecorder
 from cope_trl.data.tasks import check_dataset
 from cope_trl.environments import EnvironmentTable
 from cope_trl.errors import ConfigError, RolloutError
+from cope_trl.evaluation.episodes import play_dataset
 from cope_trl.metrics import RunningMeans
 from cope_trl.rollout.episodes import EpisodePlayer
 from cope_trl.rollout.generation import Generation
@@ -174,6 +176,30 @@ class EpisodeTrainer(GRPOTrainer):
             "failed": [episode.failed for episode in played],
             "num_turns": [len(episode.turns) for episode in played],
         }
+
+    def evaluate_tasks(self, dataset: Dataset, on_batch: Callable[[list[Trajectory]], None] = lambda _: None) -> list[Trajectory]:
+        """Play every task of a dataset once with the evaluation limits, sampling as in training.
+
+        Args:
+            dataset: tasks, as for training.
+            on_batch: called with each finished batch of this process.
+
+        Returns:
+            Trajectories in the order of the rows, on every process.
+        """
+        self._table.check(dataset)
+        self.limits["eval"] = self._table.limits(self.args, True, self._context)
+        training, rank, size = self.model.training, self.accelerator.process_index, self.accelerator.num_processes
+        self.model.eval()
+        try:
+            # Every rank plays as many batches, so that collective calls stay in step; surplus episodes are dropped.
+            share = -(-len(dataset) // size)
+            mine = dataset.select([min(rank * share + i, len(dataset) - 1) for i in range(share)])
+            player = EpisodePlayer(self.pool, self._sample_turn, self.chat, self.eos_token_ids, self._any_rank)
+            played = play_dataset(player, mine, self.limits["eval"], self.args.eval_batch_size, on_batch)
+        finally:
+            self.model.train(training)
+        return gather_object(played)[: len(dataset)] if size > 1 else played
 
     def _sample_turn(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Generation]:
         """Sample one turn with whatever engine TRL is set up with; its own limit is that of a whole completion."""

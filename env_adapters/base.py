@@ -119,6 +119,10 @@ class TextEnv(gymnasium.Env[str, str]):
         """Actions that would have an effect now, or `None` where the environment cannot list them."""
         return None
 
+    def expert_action(self) -> str | None:
+        """The next action of a scripted expert, or `None` where the environment has none."""
+        return None
+
     def kill(self) -> None:
         """Release everything at once, from any thread, while another thread may hang in `step`."""
         self.close()

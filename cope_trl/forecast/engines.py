@@ -1,5 +1,6 @@
 """Which engine can score the branches of a given model, and why not the faster one."""
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ class ModelTraits:
         recurrent: whether some layers are no softmax attention (linear attention, Mamba).
         mixture_of_experts: whether a load-balancing loss is computed from the policy's forward.
         plain_head: whether logits are a plain product with the LM head (no bias, no soft cap).
+        positions: whether the model places tokens by `position_ids`, not by their column (ALiBi, RWKV).
     """
 
     attention: str
@@ -25,6 +27,7 @@ class ModelTraits:
     recurrent: bool = False
     mixture_of_experts: bool = False
     plain_head: bool = True
+    positions: bool = True
 
     @staticmethod
     def of(model: Any, mixture_of_experts: bool = False) -> "ModelTraits":
@@ -43,6 +46,8 @@ class ModelTraits:
             recurrent=bool(layers - known) or hasattr(config, "ssm_cfg") or hasattr(config, "state_size"),
             mixture_of_experts=mixture_of_experts,
             plain_head=getattr(head, "bias", None) is None and getattr(config, "final_logit_softcapping", None) is None,
+            positions="position_ids" in inspect.signature(type(model).forward).parameters
+            and not getattr(config, "alibi", False),
         )
 
     def obstacle(self, longest: int | None, temperature: float) -> str | None:
@@ -56,6 +61,8 @@ class ModelTraits:
             return f"attention {self.attention!r} takes no 4-D mask (use one of {list(_MASKED_ATTENTION)})"
         if self.recurrent:
             return "the model has layers without softmax attention, which cannot skip the tokens between a branch and its history"
+        if not self.positions:
+            return "the model takes no `position_ids`, so a branch cannot continue from the end of its history"
         if self.sliding_window is not None and (longest is None or longest > self.sliding_window):
             return f"the model's sliding window of {self.sliding_window} tokens is shorter than a trajectory may be ({longest})"
         if self.mixture_of_experts:

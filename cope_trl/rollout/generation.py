@@ -64,8 +64,11 @@ class TransformersPolicy:
         self.eos_token_ids = sorted(eos_token_ids)
         self.pad_token_id = pad_token_id
         self.batch_size = batch_size
-        sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0}
-        self.generation_kwargs = {"do_sample": False} if temperature == 0 else sampling
+        sampling = {"do_sample": True, "temperature": temperature, "top_p": top_p, "top_k": 0, "min_p": 0.0}
+        # What is left open here, `generate` takes from the model's own generation config: a chat model's repetition
+        # penalty would change both modes.
+        neutral = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_new_tokens": 0}
+        self.generation_kwargs = neutral | ({"do_sample": False} if temperature == 0 else sampling)
 
     @torch.no_grad()
     def __call__(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Generation]:

@@ -4,6 +4,8 @@ An environment that raises, hangs or breaks its contract yields a [`Failure`], a
 belongs to is marked failed, the environment is thrown away, and everything else goes on.
 """
 
+import math
+import numbers
 import queue
 import threading
 import time
@@ -57,6 +59,7 @@ class EnvHandle:
         self.broken = False
         self.seconds = 0.0
         self._factory = factory
+        self._kill_once = threading.Lock()
         self._inbox: queue.SimpleQueue[tuple[Future, str, tuple, Mapping] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name=f"env-{name}", daemon=True)
         self._thread.start()
@@ -85,7 +88,7 @@ class EnvHandle:
 
     def _kill(self) -> None:
         env = self.env
-        if env is None:
+        if env is None or not self._kill_once.acquire(blocking=False):
             return
         try:
             getattr(env, "kill", env.close)()
@@ -102,13 +105,17 @@ class EnvHandle:
                         future.set_result(None)
                         continue
                     self.env = self._factory()
+                    if self.broken:  # given up while it was being made: nobody waits for the call
+                        break
                 result = getattr(self.env, method)(*args, **kwargs)
             except BaseException as error:  # noqa: BLE001 - whatever an environment raises is data for the caller
+                self.seconds += time.perf_counter() - started
                 future.set_exception(error)
             else:
+                self.seconds += time.perf_counter() - started  # before the caller, who reads it, is woken
                 future.set_result(result)
-            finally:
-                self.seconds += time.perf_counter() - started
+        if self.broken:
+            self._kill()
 
 
 class EnvironmentPool:
@@ -134,8 +141,12 @@ class EnvironmentPool:
         return EnvHandle(name, lambda: self._make(name))
 
     def release(self, handle: EnvHandle) -> None:
-        """Give an environment back; a broken one is dropped."""
-        if not handle.broken:
+        """Give an environment back; a broken one is dropped, and a closed pool keeps none."""
+        if handle.broken:
+            return
+        if self._closed:
+            handle.close()
+        else:
             self._idle[handle.name].append(handle)
 
     def run(self, calls: Sequence[Call]) -> list[Any]:
@@ -196,6 +207,7 @@ def _contract_violation(method: str, result: Any) -> str | None:
         return f"an info of type {type(result[-1]).__name__} instead of a dict"
     if method == "step":
         reward = result[1]
-        if isinstance(reward, bool) or not isinstance(reward, (int, float)) or reward != reward:
+        # NumPy's scalars, which many Gymnasium environments return, are real numbers too.
+        if isinstance(reward, bool) or not isinstance(reward, numbers.Real) or not math.isfinite(reward):
             return f"the reward {reward!r} instead of a finite number"
     return None

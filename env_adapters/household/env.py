@@ -61,6 +61,16 @@ class HouseholdEnv(TextEnv):
         """Every command that has an effect now."""
         return self.world.admissible()
 
+    @classmethod
+    def check_task_id(cls, task_id: str) -> None:
+        parse_task_id(task_id)
+
+    def expert_action(self) -> str | None:
+        """The next action of an expert that knows only what the agent has seen; `None` after success."""
+        from env_adapters.household.expert import next_command  # imports this module
+
+        return None if self.world.done else next_command(self.world, explore=True)
+
     def _begin(self, task_id: str | None, seed: int | None) -> str:
         if task_id is None:
             task_id = task_id_of(self.size, "train", int(self.np_random.integers(TASKS["train"])))

@@ -62,8 +62,8 @@ class ScienceWorldEnv(TextEnv):
     When an action fits several objects, the simulator answers with a numbered list, and the next action has to be a
     number from it, such as `0`; any other reply cancels the choice, is not executed itself, and counts as invalid.
 
-    A task id and a seed fix the whole episode: the same actions get the same observations on every machine, whatever
-    was played before. Without a seed, a task is played with seed 0, so all rollouts of a task meet the same world.
+    A task id fixes the whole episode: the same actions get the same observations on every machine, whatever was played
+    before. The seed of `reset` only draws a task of the training split where no task id is given.
 
     Every environment object has a Java process of its own (the simulator's state is shared inside a process). It is
     started by the first `reset`, kept until `close` or `kill`, and replaced by the next `reset` if it dies.
@@ -145,7 +145,7 @@ class ScienceWorldEnv(TextEnv):
         self._score = 0.0
         _check_solvable(entry, self.simplifications)
         simulator = self._start()
-        simulator.load(entry.task_type, entry.variation, self.simplifications, seed=seed or 0)
+        simulator.load(entry.task_type, entry.variation, self.simplifications)
         observation, _, _ = simulator.step("look around")
         return f"{simulator.description()}\n{observation}"
 
@@ -196,27 +196,28 @@ class ScienceWorldEnv(TextEnv):
         return simulator
 
 
-def gold_actions(task_id: str, simplifications: str = "", seed: int = 0) -> list[str]:
+def gold_actions(task_id: str, simplifications: str = "") -> list[str]:
     """The simulator's own solution of a task: actions that lead from the first observation to a score of 100.
 
-    Starts a Java process for this one answer; it takes several seconds and up to 600 MB of memory. The path is not the shortest and often longer
-    than the paper's turn limits. It belongs to the world drawn with `seed`, the one `reset(seed=seed)` plays.
+    Starts a Java process for this one answer, which takes several seconds and up to 600 MB of memory. The path is not
+    the shortest, and for some task types longer than the paper's turn limits. Its end may hold actions that come after
+    the success.
 
     Args:
         task_id: `"sciworld_17"` or `"17"`.
         simplifications: as for [`ScienceWorldEnv`].
-        seed: seed of the world (>= 0).
 
     Raises:
         UnknownTaskError: no task has that id.
         MissingDependencyError: a package or Java is missing.
+        EnvAdapterError: a simplification is unknown or does not suit the task, or the simulator failed.
     """
     entry = find_entry(task_id)
     _check_solvable(entry, _check_simplifications(simplifications))
     simulator = Simulator(GOLD_HEAP_MB)
     try:
         simulator.connect()
-        simulator.load(entry.task_type, entry.variation, simplifications, seed=seed, gold=True)
+        simulator.load(entry.task_type, entry.variation, simplifications, gold=True)
         return simulator.gold_actions()
     finally:
         simulator.stop()

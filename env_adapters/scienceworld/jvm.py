@@ -32,8 +32,9 @@ JAVA_OPTIONS = (
     # Out of memory ends the process, hence the episode, instead of leaving a simulator in an unknown state.
     "-XX:+ExitOnOutOfMemoryError",
     "-XX:-UsePerfData",  # leaves no file in the temporary directory when killed
-    # Identity hashes decide the order in which the simulator lists and matches objects, so also what "0" answers to a
-    # question. They come from memory and history by default; a constant makes the order that of insertion.
+    # The simulator seeds its random generator with the variation at each load, yet the order in which it lists and
+    # matches objects (so also which of them "0" chooses) comes from identity hashes, which by default differ with what
+    # the process did before. With a constant hash the order is that of insertion, always.
     "-XX:+UnlockExperimentalVMOptions",
     "-XX:hashCode=2",
     "-XX:+IgnoreUnrecognizedVMOptions",  # for runtimes that name these otherwise
@@ -126,7 +127,6 @@ class Simulator:
         )
         self.scienceworld: Any = None
         self._gateway: Any = None
-        self._random: Any = None
         self._said: deque[str] = deque(maxlen=20)
         # Also ends the process when the environment is dropped without `close`, and at a normal exit.
         self._end = weakref.finalize(self, _end_process, self.process, os.getpid())
@@ -156,26 +156,17 @@ class Simulator:
         threading.Thread(target=_drain, args=(stdout, self._said), daemon=True).start()
 
         self._gateway = open_gateway(port, token)
-        java = self._gateway.jvm
-        self.scienceworld = self.call("start", java.scienceworld.runtime.pythonapi.PythonInterface)
-        # The simulator draws everything from Scala's one global generator, which it never seeds.
-        generator = self.call("start", java.java.lang.Class.forName, "scala.util.Random$")
-        self._random = generator.getField("MODULE$").get(None)
+        self.scienceworld = self.call("start", self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface)
 
-    def load(self, task_type: str, variation: int, simplifications: str, *, seed: int, gold: bool = False) -> None:
-        """Load a task afresh, its world drawn with `seed` (>= 0); with `gold`, find its gold path too (much slower).
+    def load(self, task_type: str, variation: int, simplifications: str, *, gold: bool = False) -> None:
+        """Load a task afresh; with `gold`, find its gold path too, which takes much longer.
 
         Raises:
             EnvAdapterError: the simulator refused, or its process ended.
         """
-        self.call("load", self._random.setSeed, seed % 2**63)
         answer = self.call("load", self.scienceworld.load, task_type, variation, simplifications, gold)
         if answer:
             raise EnvAdapterError(f"ScienceWorld could not load {task_type!r}, variation {variation}: {answer}")
-        if gold:
-            return
-        # How much was drawn while loading depends on what earlier episodes left in the simulator's caches.
-        self.call("load", self._random.setSeed, seed % 2**63)
 
     def step(self, action: str) -> tuple[str, float, bool]:
         """Execute one action; return the observation, the score in [-1, 1], and whether the task says it is over."""

@@ -1,0 +1,117 @@
+"""Behaviour cloning of noisy demonstrations by TRL's `SFTTrainer`: the start that GRPO needs to see a success."""
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from cope_trl.data.tasks import load_tasks
+from cope_trl.local_agent.demonstrations import demonstrations
+from cope_trl.local_agent.model import build_model, build_tokenizer
+from env_adapters import registry
+
+
+@dataclass
+class WarmStartArguments:
+    """
+    Arguments of the warm start, for an agent that is built on the spot instead of loaded.
+
+    Args:
+        warm_start (`bool`, *optional*, defaults to `False`):
+            Build a tokenizer and a tiny model and clone the environment's scripted expert before training. Used when
+            `model_name_or_path` is not given.
+        demonstrations (`int`, *optional*, defaults to `2000`):
+            Demonstrations, one a training task.
+        demonstration_noise (`float`, *optional*, defaults to `0.5`):
+            Probability that a demonstrated action is a random admissible one.
+        plan_share (`float`, *optional*, defaults to `0.1`):
+            Share of demonstrations that end with a plan-ahead turn.
+        warm_start_steps (`int`, *optional*, defaults to `300`):
+            Optimizer steps of 32 demonstrations.
+        warm_start_learning_rate (`float`, *optional*, defaults to `2e-3`):
+            Learning rate.
+        hidden_size (`int`, *optional*, defaults to `96`):
+            Width of the model.
+        layers (`int`, *optional*, defaults to `3`):
+            Layers of the model.
+    """
+
+    warm_start: bool = field(default=False, metadata={"help": "Build a tiny agent and clone the scripted expert."})
+    demonstrations: int = field(default=2000, metadata={"help": "Demonstrations, one a training task."})
+    demonstration_noise: float = field(default=0.5, metadata={"help": "Probability of a random action."})
+    plan_share: float = field(default=0.1, metadata={"help": "Share of demonstrations that end with a plan."})
+    warm_start_steps: int = field(default=300, metadata={"help": "Optimizer steps of 32 demonstrations."})
+    warm_start_learning_rate: float = field(default=2e-3, metadata={"help": "Learning rate of the warm start."})
+    hidden_size: int = field(default=96, metadata={"help": "Width of the model."})
+    layers: int = field(default=3, metadata={"help": "Layers of the model."})
+
+
+def warm_start(
+    args: WarmStartArguments,
+    folder: str | Path,
+    *,
+    environment: str,
+    split: str,
+    max_turns: int,
+    horizon: int,
+    seed: int,
+    environment_options: dict[str, Any] | None = None,
+    disable_tqdm: bool = False,
+) -> Path:
+    """Build the agent, train it on demonstrations, and save it.
+
+    Args:
+        args: sizes and rates.
+        folder: where model and tokenizer go.
+        environment: registry name of an environment with a scripted expert.
+        split: split whose tasks are demonstrated.
+        max_turns: longest demonstration, in turns.
+        horizon: K of the plan-ahead turns.
+        seed: seed of the demonstrations, the weights and the batches.
+        environment_options: options of the task list, for example `{"size": "tiny"}`.
+        disable_tqdm: hide the progress bar.
+
+    Returns:
+        The folder, loadable by `from_pretrained`.
+    """
+    from trl import SFTConfig, SFTTrainer
+
+    tasks = load_tasks(environment, split, **(environment_options or {}))["task_id"]
+    chosen = random.Random(seed).sample(list(tasks), min(args.demonstrations, len(tasks)))
+    rows = demonstrations(
+        registry.make(environment),
+        chosen,
+        noise=args.demonstration_noise,
+        plan_share=args.plan_share,
+        horizon=horizon,
+        max_turns=max_turns,
+        seed=seed,
+    )
+    tokenizer = build_tokenizer(message["content"] for row in rows for message in row["messages"])
+    trainer = SFTTrainer(
+        model=build_model(tokenizer, hidden_size=args.hidden_size, layers=args.layers, seed=seed),
+        args=SFTConfig(
+            output_dir=str(folder),
+            max_steps=args.warm_start_steps,
+            per_device_train_batch_size=32,
+            learning_rate=args.warm_start_learning_rate,
+            lr_scheduler_type="cosine",
+            warmup_steps=args.warm_start_steps // 20,
+            assistant_only_loss=True,
+            max_length=None,
+            bf16=False,
+            gradient_checkpointing=False,
+            logging_strategy="no",
+            save_strategy="no",
+            report_to=[],
+            seed=seed,
+            disable_tqdm=disable_tqdm,
+        ),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+    )
+    trainer.train()
+    trainer.save_model(str(folder))
+    return Path(folder)

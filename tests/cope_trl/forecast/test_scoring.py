@@ -1,0 +1,203 @@
+"""Both engines against one plain forward a window."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support import VOCABULARY, make_model
+
+from cope_trl.forecast.packing import pack_rows, pack_shared_prefix
+from cope_trl.forecast.scoring import (
+    Scores,
+    attention_argument,
+    count_windows,
+    score_separate,
+    score_shared,
+    undo_temperature,
+)
+from cope_trl.types import Branch
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model().eval()
+
+
+def forward_of(model, calls=None):
+    """The contract of a forward, with a plain log-softmax."""
+
+    def forward(shift_labels, **inputs):
+        if calls is not None:
+            calls.append(inputs["input_ids"].shape)
+        log_probs = torch.log_softmax(model(**inputs, use_cache=False).logits.float(), dim=-1)
+        chosen = log_probs.gather(-1, shift_labels.clamp(min=0)[..., None])[..., 0]
+        return SimpleNamespace(log_probs=chosen, is_top1=log_probs.argmax(-1) == shift_labels)
+
+    return forward
+
+
+def example(seed=0, columns=16):
+    """Three trajectories (left-padded, whole, right-padded); the second has no branch."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(10, VOCABULARY, (3, columns), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    mask[2, -4:] = 0
+
+    def branch(plan, target):
+        tokens = tuple(torch.randint(10, VOCABULARY, (plan + target,), generator=generator).tolist())
+        return Branch(tokens, (0,) * plan + (1,) * target, (-1,) * plan + tuple(range(target)))
+
+    branches = [
+        [(4, branch(3, 2)), (8, branch(3, 3)), (11, branch(2, 1))],
+        [],
+        [(1, branch(1, 1)), (12, branch(4, 3))],
+    ]
+    return ids, mask, branches, pack_rows(branches, [0.5, 0.0, 1.0], "mean")
+
+
+@torch.no_grad()
+def by_hand(model, ids, mask, branches):
+    """(row, position in the row) → log-probability and whether it is the largest, one window at a time."""
+    scored = {}
+    for row, windows in enumerate(branches):
+        whole, column = ids[row][mask[row].bool()], 0
+        for cut, branch in windows:
+            sequence = torch.cat([whole[:cut], torch.tensor(branch.ids)])
+            log_probs = torch.log_softmax(model(input_ids=sequence[None]).logits[0].double(), dim=-1)
+            for j, trained in enumerate(branch.loss_mask):
+                if trained:
+                    at = log_probs[cut + j - 1]
+                    scored[row, column + j] = (float(at[branch.ids[j]]), int(at.argmax()) == branch.ids[j])
+            column += len(branch.ids)
+    return scored
+
+
+def loss_by_hand(scored, rows):
+    return -sum(float(rows.weight[key]) * value for key, (value, _) in scored.items())
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("logits_to_keep", [0, 6])
+@torch.no_grad()
+def test_shared_prefix(implementation, logits_to_keep):
+    model = make_model(attn_implementation=implementation).eval()
+    ids, mask, branches, rows = example()
+    forward = forward_of(model)
+    output, batch, scores = score_shared(forward, ids, mask, rows, logits_to_keep, implementation, torch.float32)
+    scored = by_hand(model, ids, mask, branches)
+    assert set(scored) == {tuple(where) for where in (rows.weight > 0).nonzero().tolist()}
+    for (row, column), (value, top) in scored.items():
+        assert float(scores.log_probs[row, column]) == pytest.approx(value, abs=1e-4)
+        assert bool(scores.is_top1[row, column]) == top
+    assert float(scores.loss(2.0)) == pytest.approx(2 * loss_by_hand(scored, rows), rel=1e-5)
+    if logits_to_keep:  # the policy's own scores are those of a forward without branches
+        alone = pack_shared_prefix(ids, mask, rows.select(torch.ones(3).bool()), logits_to_keep)
+        plain = torch.log_softmax(model(input_ids=ids, attention_mask=mask).logits, dim=-1)[:, -7:-1]
+        expected = plain.gather(-1, ids[:, -6:, None])[..., 0]
+        real = mask[:, -6:].bool()
+        assert torch.allclose(batch.completion_slice(output.log_probs, 6)[real], expected[real], atol=1e-4)
+        assert torch.equal(alone.shift_labels, batch.shift_labels)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("surplus", [0, 2])
+@torch.no_grad()
+def test_separate(model, batch_size, surplus):
+    ids, mask, branches, rows = example()
+    assert count_windows(rows) == 5
+    forwards, calls = -(-5 // batch_size) + surplus, []
+    scores = score_separate(forward_of(model, calls), ids, mask, rows, 0, batch_size, forwards)
+    assert len(calls) == forwards
+    assert calls[len(calls) - surplus :] == [(1, 2)] * surplus  # placeholders
+    scored = by_hand(model, ids, mask, branches)
+    used = scores.weight > 0
+    in_order = [scored[key] for key in sorted(scored)]
+    assert scores.log_probs[used].tolist() == pytest.approx([value for value, _ in in_order], abs=1e-4)
+    assert scores.is_top1[used].tolist() == [top for _, top in in_order]
+    assert float(scores.loss(2.0)) == pytest.approx(2 * loss_by_hand(scored, rows), rel=1e-5)
+
+
+@torch.no_grad()
+def test_both_engines_give_the_same_statistics(model):
+    ids, mask, branches, rows = example(1)
+    shared = score_shared(forward_of(model), ids, mask, rows, 0, "sdpa", torch.float32)[2].stats(2)
+    alone = score_separate(forward_of(model), ids, mask, rows, 0, 2, 3).stats(2)
+    assert torch.allclose(shared.stacked(), alone.stacked(), atol=1e-3)
+    assert shared.tokens.tolist() == [5.0, 3.0, 2.0]
+    scored = by_hand(model, ids, mask, branches)
+    total = -sum(value for value, _ in scored.values())
+    assert float(shared.nll.sum()) == pytest.approx(total, rel=1e-5)
+
+
+@torch.no_grad()
+def test_nothing_to_score(model):
+    ids, mask, _, _ = example()
+    rows = pack_rows([[], [], []], [0.0] * 3, "mean")
+    assert count_windows(rows) == 0
+    none = score_separate(forward_of(model), ids, mask, rows, 0, 2, 0)
+    assert none.log_probs.shape == none.weight.shape == (0,)
+    assert float(none.loss(1.0)) == 0.0
+    assert none.stats(1).stacked().sum() == 0
+    calls = []
+    waiting = score_separate(forward_of(model, calls), ids, mask, rows, 0, 2, 3)  # for another rank
+    assert calls == [(1, 2)] * 3
+    assert float(waiting.loss(1.0)) == 0.0
+    shared = score_shared(forward_of(model), ids, mask, rows, 0, "sdpa", torch.float32)[2]
+    assert float(shared.loss(1.0)) == 0.0
+
+
+def test_a_placeholder_gives_a_gradient_of_zero(model):
+    """Every parameter takes part in the backward pass, so that ranks reduce the same gradients."""
+    ids, mask, _, _ = example()
+    rows = pack_rows([[], [], []], [0.0] * 3, "mean")
+    model.zero_grad()
+    score_separate(forward_of(model), ids, mask, rows, 0, 2, 1).loss(1.0).backward()
+    gradients = [p.grad for p in model.parameters()]
+    assert all(g is not None and (g == 0).all() for g in gradients)
+    model.zero_grad()
+
+
+def test_the_mask_in_the_form_each_attention_takes():
+    ids, mask, _, rows = example()
+    batch = pack_shared_prefix(ids, mask, rows, 0)
+    assert torch.equal(attention_argument(batch, "sdpa", torch.float32), batch.dense_mask())
+    eager = attention_argument(batch, "eager", torch.bfloat16)
+    assert eager.dtype == torch.bfloat16
+    assert torch.equal(eager == 0, batch.dense_mask())
+    flex = attention_argument(batch, "flex_attention", torch.float32)
+    assert type(flex).__name__ == "BlockMask"
+
+
+class TestUndoTemperature:
+    def logits(self, model, ids, **kwargs):
+        with undo_temperature(model.model, **kwargs), torch.no_grad():
+            return model(input_ids=ids).logits
+
+    def test_columns_from_the_first_on_are_scaled(self, model):
+        ids = torch.arange(10, 18)[None]
+        plain = self.logits(model, ids, first_column=3, temperature=1.0)
+        scaled = self.logits(model, ids, first_column=3, temperature=0.5)
+        assert torch.equal(scaled[:, :3], plain[:, :3])
+        assert torch.allclose(scaled[:, 3:], 0.5 * plain[:, 3:], atol=1e-5)
+
+    def test_a_head_that_divides_then_scores_at_temperature_one(self, model):
+        ids = torch.arange(10, 18)[None]
+        plain = torch.log_softmax(self.logits(model, ids, first_column=0, temperature=1.0), -1)
+        divided = torch.log_softmax(self.logits(model, ids, first_column=0, temperature=0.7) / 0.7, -1)
+        assert torch.allclose(plain, divided, atol=1e-5)
+
+    def test_the_hook_goes_also_after_an_error(self, model):
+        ids = torch.arange(10, 18)[None]
+        plain = self.logits(model, ids, first_column=0, temperature=1.0)
+        with pytest.raises(ValueError, match="in between"), undo_temperature(model.model, 0, 0.5):
+            raise ValueError("in between")
+        assert torch.equal(self.logits(model, ids, first_column=0, temperature=1.0), plain)
+
+
+def test_scores_are_weighed_like_the_loss():
+    scores = Scores(
+        torch.tensor([-1.0, float("nan")]), torch.tensor([True, True]), torch.tensor([0.5, 0.0]), torch.tensor([0, 0])
+    )
+    assert float(scores.loss(4.0)) == 2.0
+    assert scores.stats(0).stacked().tolist() == [[1.0], [1.0], [1.0]]
