@@ -115,7 +115,9 @@ class ChatFormat:
             targets: the actions a_t … a_t+K, each non-empty.
             layout: `"list"` (one assistant turn, an action a line) or `"turns"` (an assistant turn an action).
         """
-        ids = self._encode(self._plan_open + plan_ahead(len(targets), layout) + self._user_close + self._generation_text)
+        ids = self._encode(
+            self._plan_open + plan_ahead(len(targets), layout) + self._user_close + self._generation_text
+        )
         mask, offsets = [0] * len(ids), [-1] * len(ids)
 
         def add(new: Sequence[int], trained: int, new_offsets: Sequence[int] | None = None) -> None:

@@ -17,7 +17,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="cope-trl", description="Train and evaluate language agents with action forecasting."
     )
-    parser.add_argument("command", choices=["train", "eval", "envs"], help="what to do; `cope-trl COMMAND --help` for more")
+    parser.add_argument(
+        "command", choices=["train", "eval", "envs"], help="what to do; `cope-trl COMMAND --help` for more"
+    )
     parser.add_argument("--version", action="version", version=_version())
     if not argv or argv[0].startswith("-"):
         parser.parse_args(argv or ["--help"])

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from transformers.trainer_utils import SchedulerType
 from trl import GRPOConfig
 
@@ -67,16 +68,16 @@ class CoPEConfig(GRPOConfig):
             `"shared_prefix"` scores all windows in the policy's own forward; `"separate"` scores one padded sequence a
             window; `"auto"` takes the first wherever the model's attention allows it.
         forecast_batch_size (`int` or `None`, *optional*, defaults to `None`):
-            Windows in one forward of the separate engine.
+            Windows in one forward of the separate engine; `None` takes `per_device_train_batch_size`.
         forecast_grad_norm_steps (`int`, *optional*, defaults to `25`):
             Measure the ratio of the two gradients' norms every so many optimizer steps, at the price of one more
-            backward pass in that step. 0 never measures.
+            backward pass in that step. 0 never measures. A separate update knows the ratio at every step, at no cost.
 
     Parameters that control episodes:
         max_turns (`int` or `None`, *optional*, defaults to `None`):
             Policy turns of a training episode. `None` takes the environment's own limit (the paper's).
         max_turns_eval (`int` or `None`, *optional*, defaults to `None`):
-            Policy turns of an evaluation episode.
+            Policy turns of an evaluation episode. `None` takes the environment's own limit.
         max_tokens_per_turn (`int`, *optional*, defaults to `512`):
             Tokens the policy may sample in one turn (Table 9). A turn that reaches it ends the episode, truncated.
         max_prompt_length (`int` or `None`, *optional*, defaults to `None`):
@@ -87,7 +88,7 @@ class CoPEConfig(GRPOConfig):
             Write every episode to `output_dir/trajectories` as Parquet shards.
 
     Changed defaults:
-        max_completion_length: 8192, the paper's response length (Table 9); 256 would cut most episodes.
+        max_completion_length: 8192, the paper's response length (Table 9); TRL's 512 would cut most episodes.
         loss_type: `"grpo"`, the mean over tokens of a sequence first, as the paper's trainer computes it.
         beta: 0.001, the paper's KL coefficient (Table 9).
         use_bias_correction_kl: `False`, since the paper's k3 estimator has no importance weight.
@@ -96,6 +97,8 @@ class CoPEConfig(GRPOConfig):
             default correction masks long episodes.
         weight_decay: 0.01, the paper's optimizer setting.
         lr_scheduler_type: `"constant"`, the paper's schedule.
+        use_cpu, bf16: on a machine without an accelerator, `True` and `False` unless `bf16` or `fp16` is set; the
+            inherited default (bfloat16) is refused there.
     """
 
     forecast_coef: float = _option(0.01, "Weight of the forecasting loss (lambda). 0 gives plain GRPO.")
@@ -128,6 +131,9 @@ class CoPEConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         self._check_own_fields()
+        if self.bf16 is None and not self.fp16 and not self.use_cpu and not torch.accelerator.is_available():
+            # Without an accelerator the inherited default (bfloat16) is refused; a laptop should simply train.
+            self.use_cpu, self.bf16 = True, False
         try:
             super().__post_init__()
         except ValueError as error:
@@ -154,5 +160,5 @@ class CoPEConfig(GRPOConfig):
         if self.forecast_coef > 0 and self.use_liger_kernel and self.forecast_engine != "separate":
             raise ConfigError(
                 f"`use_liger_kernel` is True with `forecast_engine`={self.forecast_engine!r}: Liger's kernels take no "
-                "4-D attention mask. Set `use_liger_kernel=False`, or `forecast_engine=\"separate\"`."
+                '4-D attention mask. Set `use_liger_kernel=False`, or `forecast_engine="separate"`.'
             )

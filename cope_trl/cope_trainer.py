@@ -8,7 +8,7 @@ import logging
 import random
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -61,7 +61,7 @@ class CoPETrainer(EpisodeTrainer):
         train_dataset, eval_dataset:
             Task datasets with the columns `prompt`, `environment` and `task_id` (see [`load_tasks`]).
         environments (`dict[str, Callable[[], gymnasium.Env]]`, *optional*):
-            Factories for values of the `environment` column that are not in the registry.
+            Factories for values of the `environment` column; they come before the registry's names.
         processing_class, callbacks, optimizers, quantization_config, peft_config:
             As for [`~trl.GRPOTrainer`].
     """
@@ -115,7 +115,7 @@ class CoPETrainer(EpisodeTrainer):
             if self.is_deepspeed_enabled:
                 raise ConfigError(
                     "`forecast_update` is 'separate', but DeepSpeed counts every backward pass as a micro-batch of "
-                    "its own optimizer step. Use `forecast_update=\"joint\"`."
+                    'its own optimizer step. Use `forecast_update="joint"`.'
                 )
             self.add_callback(_ForecastStep(self))
 

@@ -177,8 +177,10 @@ class EpisodeTrainer(GRPOTrainer):
             "num_turns": [len(episode.turns) for episode in played],
         }
 
-    def evaluate_tasks(self, dataset: Dataset, on_batch: Callable[[list[Trajectory]], None] = lambda _: None) -> list[Trajectory]:
-        """Play every task of a dataset once with the evaluation limits, sampling as in training.
+    def evaluate_tasks(
+        self, dataset: Dataset, on_batch: Callable[[list[Trajectory]], None] = lambda _: None
+    ) -> list[Trajectory]:
+        """Play every task of a dataset once with the evaluation limits, sampling as in training; nothing is recorded.
 
         Args:
             dataset: tasks, as for training.
@@ -204,7 +206,9 @@ class EpisodeTrainer(GRPOTrainer):
     def _sample_turn(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Generation]:
         """Sample one turn with whatever engine TRL is set up with; its own limit is that of a whole completion."""
         holder, name = (
-            (self.vllm_generation, "max_completion_length") if self.use_vllm else (self.generation_config, "max_new_tokens")
+            (self.vllm_generation, "max_completion_length")
+            if self.use_vllm
+            else (self.generation_config, "max_new_tokens")
         )
         limit = getattr(holder, name)
         setattr(holder, name, max_new_tokens)
@@ -220,7 +224,9 @@ class EpisodeTrainer(GRPOTrainer):
         flag = torch.tensor([float(local)], device=self.accelerator.device)
         return bool(self.accelerator.reduce(flag, reduction="sum").item())
 
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
+    ) -> torch.Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         # Whatever the reward functions say, a failed episode has no reward and no part in its group's baseline.
         return rewards.masked_fill(self._gathered("failed").unsqueeze(1), torch.nan)

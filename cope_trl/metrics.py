@@ -57,9 +57,7 @@ class RunningMeans:
         totals, counts = reduce_sum(self._sums).double().cpu().tolist()
         self._sums = torch.zeros_like(self._sums)
         means = {
-            name: total / count
-            for name, total, count in zip(self.names, totals, counts, strict=True)
-            if count > 0
+            name: total / count for name, total, count in zip(self.names, totals, counts, strict=True) if count > 0
         }
         return _split_update_time(means)
 

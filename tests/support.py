@@ -145,7 +145,9 @@ class CountEnv(TextEnv):
         invalid = action.text != "go"
         self.done += not invalid
         won = self.done == self.goal
-        text = "Nothing happens." if invalid else f"You are in room {self.done}." + " You see a door." * (self.done % 3)
+        text = (
+            "Nothing happens." if invalid else f"You are in room {self.done}." + " You see a door." * (self.done % 3)
+        )
         return Outcome(text, score=self.done / self.goal, success=won, done=won, invalid=invalid)
 
 

@@ -49,7 +49,7 @@ def build_branches(
             trajectory,
             settings.horizon,
             skip_invalid=settings.skip_invalid,
-            # Only a tool-call episode has the layout "turns"; a window without any call teaches refusals (paper C.6).
+            # Only a tool-call episode has the layout "turns" (the paper's τ²-bench setting of the same name).
             skip_no_call=trajectory.layout == "turns",
             max_windows=settings.max_windows,
             rng=rng,

@@ -16,7 +16,7 @@ class ModelTraits:
     Attributes:
         attention: name of the attention implementation.
         sliding_window: smallest sliding window of any layer in tokens, or `None`.
-        recurrent: whether some layers are no softmax attention (linear attention, Mamba).
+        recurrent: whether some layers have no softmax attention (linear attention, Mamba).
         mixture_of_experts: whether a load-balancing loss is computed from the policy's forward.
         plain_head: whether logits are a plain product with the LM head (no bias, no soft cap).
         positions: whether the model places tokens by `position_ids`, not by their column (ALiBi, RWKV).
@@ -45,7 +45,8 @@ class ModelTraits:
             sliding_window=window if windowed else None,
             recurrent=bool(layers - known) or hasattr(config, "ssm_cfg") or hasattr(config, "state_size"),
             mixture_of_experts=mixture_of_experts,
-            plain_head=getattr(head, "bias", None) is None and getattr(config, "final_logit_softcapping", None) is None,
+            plain_head=getattr(head, "bias", None) is None
+            and getattr(config, "final_logit_softcapping", None) is None,
             positions="position_ids" in inspect.signature(type(model).forward).parameters
             and not getattr(config, "alibi", False),
         )
@@ -91,6 +92,6 @@ def choose_engine(requested: str, traits: ModelTraits, longest: int | None, temp
         return "shared_prefix", "all windows ride in the policy's own forward"
     if requested == "shared_prefix":
         raise ConfigError(
-            f"`forecast_engine` is 'shared_prefix', but {obstacle}. Set `forecast_engine=\"auto\"` or \"separate\"."
+            f'`forecast_engine` is \'shared_prefix\', but {obstacle}. Set `forecast_engine="auto"` or "separate".'
         )
     return "separate", f"one padded sequence a window, because {obstacle}"

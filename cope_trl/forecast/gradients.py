@@ -55,6 +55,6 @@ class GradientRatio:
         return bool(self._parts)
 
     def stays_high(self, ratio: float) -> bool:
-        """Note one ratio; true exactly at the one that completes a run of `patience` high ones."""
+        """Record one ratio; true when it is the one that makes `patience` high ratios in a row, so once a run."""
         self._high = self._high + 1 if ratio > self.threshold else 0
         return self._high == self.patience

@@ -29,7 +29,7 @@ def trajectory_weights(
         failed: (N,) bool, rollouts whose environment broke: weight 0, and no member of their group.
         num_generations: size G of a group; must divide N.
         gate: `"success"` takes all successes; `"mixed"` only successes of groups that also hold a failure (where GRPO
-            has a signal); `"all"` takes every trajectory, with weight 1/G.
+            has a signal); `"all"` takes every trajectory that did not fail.
         group_norm: divide by the number of trajectories the gate takes in the group; otherwise they weigh 1.
 
     Returns:

@@ -25,7 +25,7 @@ Forward = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Scored branch tokens, in any one shape.
+    """Scored branch tokens: four tensors of one shape, whichever it is.
 
     Attributes:
         log_probs: log-probability of each token; meaningful where the weight is not 0.
@@ -124,9 +124,7 @@ def score_separate(
         output = forward(
             input_ids=chunk.input_ids, attention_mask=chunk.attention_mask, shift_labels=chunk.shift_labels
         )
-        for part, values in zip(
-            parts, (output.log_probs, output.is_top1, chunk.weight, chunk.offset), strict=True
-        ):
+        for part, values in zip(parts, (output.log_probs, output.is_top1, chunk.weight, chunk.offset), strict=True):
             part.append(values.flatten())
     if not forwards:
         empty = torch.zeros(0, device=input_ids.device)

@@ -191,7 +191,7 @@ class EpisodePlayer:
                 continue
             try:
                 self._observe(episode, result, limits)
-            except Exception as error:  # noqa: BLE001 - an answer that cannot be used is the environment's failure
+            except Exception as error:
                 episode.handle.discard()
                 name = episode.task.environment
                 episode.fail(f"environment {name!r}: its answer could not be used: {type(error).__name__}: {error}")

@@ -43,7 +43,7 @@ class TransformersPolicy:
     """Samples with `model.generate`, prompts left-padded into batches.
 
     Args:
-        model: causal language model, in the mode the caller left it in.
+        model: causal language model; call `eval()` on it first, its mode is left as it is.
         eos_token_ids: ids that end a turn.
         pad_token_id: id used for padding.
         temperature: sampling temperature; 0 is greedy decoding.

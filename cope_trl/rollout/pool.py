@@ -92,7 +92,7 @@ class EnvHandle:
             return
         try:
             getattr(env, "kill", env.close)()
-        except Exception:  # noqa: BLE001 - the environment is already lost, and its first error is the one reported
+        except Exception:
             pass
 
     def _serve(self) -> None:
@@ -108,7 +108,7 @@ class EnvHandle:
                     if self.broken:  # given up while it was being made: nobody waits for the call
                         break
                 result = getattr(self.env, method)(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001 - whatever an environment raises is data for the caller
+            except BaseException as error:
                 self.seconds += time.perf_counter() - started
                 future.set_exception(error)
             else:
@@ -170,7 +170,7 @@ class EnvironmentPool:
                         f"environment {call.handle.name!r}: `{call.method}` did not return within "
                         f"{self.timeout:g} s (`environment_timeout`)"
                     )
-            except BaseException as error:  # noqa: BLE001
+            except BaseException as error:
                 if isinstance(error, KeyboardInterrupt) and not future.done():
                     raise  # the user's own Ctrl-C, not the environment's
                 failure = _failure(call, error)

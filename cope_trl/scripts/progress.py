@@ -22,7 +22,9 @@ class CompactProgress(ProgressCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if self.training_bar is None or not logs:
             return
-        shown = {label: form.format(logs[name]) for name, (label, form) in _SHOWN.items() if logs.get(name) is not None}
+        shown = {
+            label: form.format(logs[name]) for name, (label, form) in _SHOWN.items() if logs.get(name) is not None
+        }
         if shown:
             self.training_bar.set_postfix(shown, refresh=False)
 

@@ -60,7 +60,7 @@ class CoPEScriptArguments:
             except json.JSONDecodeError as error:
                 raise ConfigError(
                     f"`environment_options` is {self.environment_options!r}, which is no JSON object: {error}. Write for "
-                    "example '{\"size\": \"tiny\"}'."
+                    'example \'{"size": "tiny"}\'.'
                 ) from error
 
     @property
@@ -87,7 +87,11 @@ def main(argv: list[str]) -> Path:
     console = Console(stderr=False)
     # Names are checked, and data is loaded, before anything expensive.
     train_dataset = script.tasks(script.split, script.num_tasks, script.ids)
-    test_dataset = script.tasks(script.test_split, None if script.eval_tasks < 0 else script.eval_tasks) if script.eval_tasks else None
+    test_dataset = (
+        script.tasks(script.test_split, None if script.eval_tasks < 0 else script.eval_tasks)
+        if script.eval_tasks
+        else None
+    )
     model = model_args.model_name_or_path or _local_agent(script, warm, args, console)
     args.model_init_kwargs = {
         "revision": model_args.model_revision,

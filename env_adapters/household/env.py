@@ -3,7 +3,7 @@
 from env_adapters.base import Outcome, Task, TextEnv
 from env_adapters.errors import EpisodeStateError
 from env_adapters.household.catalog import listing
-from env_adapters.household.tasks import TASKS, build, check_size, families, task_id_of
+from env_adapters.household.tasks import TASKS, build, check_size, families, parse_task_id, task_id_of
 from env_adapters.household.world import World
 from env_adapters.protocols import Action, ReActText
 

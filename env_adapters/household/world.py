@@ -66,7 +66,7 @@ class World:
 
     @property
     def subgoals(self) -> int:
-        """How many subgoals the goal has: each object taken and brought, or the object taken and lit; its state."""
+        """Number of subgoals: two an object (taken, then brought or lit), and one more for a state asked for."""
         return 2 * self.goal.count + (self.goal.mark is not None)
 
     @property

@@ -227,7 +227,9 @@ def test_factory_that_cannot_be_called(tmp_path):
 
 def test_template_that_rewrites_history(tmp_path):
     tokenizer = make_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{% if loop.last %}{{ m['content'] }}{% endif %}<|im_end|>{% endfor %}"
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if loop.last %}{{ m['content'] }}{% endif %}<|im_end|>{% endfor %}"
+    )
     with pytest.raises(TemplateError):
         build(tmp_path, processing_class=tokenizer)
 

@@ -220,6 +220,20 @@ def test_episodes_of_one_call_do_not_touch_each_other():
     assert [t.truncated for t in together] == [False, True, False, True]
 
 
+def test_a_policy_that_goes_on_too_long_is_cut():
+    """One call samples for all episodes, up to the largest of their limits; each keeps its own."""
+
+    class Talker(LoggedPolicy):
+        def __call__(self, prompts, max_new_tokens):
+            return super().__call__(prompts, 10**6)
+
+    (full,) = play([LONG[0]], [LONG[1]])
+    for limit in (1, len(full.completion_ids) // 2, len(full.completion_ids) - 1):
+        limits = replace(BROAD, max_completion_length=limit)
+        (cut,) = play([LONG[0]], [LONG[1]], limits, policy=Talker)
+        check_cut(full, limits, cut)
+
+
 def test_turn_limit_by_environment_and_the_default():
     (cut,) = play([[BACK]], [2], replace(BROAD, max_turns={"count": 2, "": 5}))
     assert (len(cut.turns), cut.truncated, cut.success) == (2, True, False)
@@ -433,6 +447,7 @@ def test_what_counts_as_success(ends, success, truncated):
     env.ends = ends
     (played,) = play_plain(env)
     assert (played.success, played.truncated, played.failed) == (success, truncated, False)
+    assert len(played.turns) == 2
 
 
 def test_success_before_the_end_is_not_final():

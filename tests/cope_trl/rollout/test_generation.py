@@ -79,7 +79,7 @@ def opinionated(model):
 
 def test_the_models_own_generation_config_changes_nothing(opinionated):
     free = greedy(opinionated, PROMPTS[0], 12)
-    assert len(set(zip(free, free[1:], strict=False))) <= 11
+    assert len(set(free)) < len(free)  # it does repeat itself
     policy = TransformersPolicy(opinionated, NEVER, PAD, temperature=0)
     assert policy(PROMPTS[:1], 12)[0].ids == free
     stop = free[2]
