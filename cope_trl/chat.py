@@ -16,12 +16,11 @@ from jinja2.exceptions import TemplateError as JinjaError
 from transformers import PreTrainedTokenizerBase
 
 from cope_trl.errors import TemplateError
-from cope_trl.forecast.prompts import NEXT_ACTION, plan_ahead
+from cope_trl.forecast.prompts import LIST_SEPARATOR, MERGE_SEPARATOR, NEXT_ACTION, plan_ahead
 from cope_trl.types import Branch, Layout
 
 # A private-use character: no template strips it and no tokenizer holds it as a control token.
 _MARK = "\ue0c0"
-_MERGE_SEPARATOR = "\n\n"
 Message = Mapping[str, Any]
 
 
@@ -59,8 +58,8 @@ class ChatFormat:
         template = chat_template or tokenizer.chat_template
         if template is None:
             raise TemplateError(
-                f"The tokenizer {tokenizer.name_or_path!r} has no chat template. Use an instruct model, or set one with "
-                "`trl.clone_chat_template`."
+                f"The tokenizer {tokenizer.name_or_path!r} has no chat template. Use an instruct model, or set one "
+                "with `trl.clone_chat_template`."
             )
         self.tokenizer = tokenizer
         self.template_kwargs = dict(template_kwargs or {})
@@ -80,7 +79,7 @@ class ChatFormat:
         """
         *head, last = [*messages, {"role": "user", "content": _MARK}]
         if head and head[-1]["role"] == "user":
-            last = {"role": "user", "content": f"{head.pop()['content']}{_MERGE_SEPARATOR}{_MARK}"}
+            last = {"role": "user", "content": f"{head.pop()['content']}{MERGE_SEPARATOR}{_MARK}"}
         text = self._render([*head, last], generation_prompt=True)
         before, found, after = text.rpartition(_MARK)
         if not found:
@@ -172,7 +171,10 @@ class ChatFormat:
 
     def _encode_targets(self, targets: Sequence[str]) -> tuple[list[int], int, list[int]]:
         encoded = self.tokenizer(
-            "\n".join(targets), add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True
+            LIST_SEPARATOR.join(targets),
+            add_special_tokens=False,
+            split_special_tokens=True,
+            return_offsets_mapping=True,
         )
         ends, position = [], 0
         for target in targets:
@@ -205,8 +207,8 @@ class ChatFormat:
         if replacement is None or not self._is_prefix_preserving():
             raise TemplateError(
                 f"The chat template of {self.tokenizer.name_or_path!r} rewrites earlier turns when a later one is "
-                "added, so sampled tokens would not be the tokens trained, and TRL has no training variant of it. Pass "
-                "a tokenizer whose `chat_template` renders earlier turns unchanged."
+                "added, so sampled tokens would not be the tokens trained, and TRL has no training variant of it. "
+                "Pass a tokenizer whose `chat_template` renders earlier turns unchanged."
             )
 
     def _is_prefix_preserving(self) -> bool:
@@ -243,7 +245,7 @@ class ChatFormat:
         except TemplateError:
             self.merged = True
         if self.merged:
-            self._plan_open = _MERGE_SEPARATOR
+            self._plan_open = MERGE_SEPARATOR
             self._user_close_length = self._measure_user_close()
         else:
             self._plan_open = twice[len(asked) :].rpartition(_MARK)[0]

@@ -120,7 +120,7 @@ class CoPEConfig(GRPOConfig):
     environment_timeout: float = _option(120.0, "Deadline in seconds of one environment call.")
     save_trajectories: bool = _option(True, "Write every episode to output_dir/trajectories.")
 
-    max_completion_length: int | None = _option(8192, "Tokens of an episode after its prompt.")
+    max_completion_length: int = _option(8192, "Tokens of an episode after its prompt.")
     loss_type: str = _option("grpo", "Loss type; 'grpo' is the paper's.")
     beta: float = _option(0.001, "KL coefficient.")
     use_bias_correction_kl: bool = _option(False, "Importance weight on the KL estimator.")
@@ -133,7 +133,8 @@ class CoPEConfig(GRPOConfig):
         self._check_own_fields()
         if self.bf16 is None and not self.fp16 and not self.use_cpu and not torch.accelerator.is_available():
             # Without an accelerator the inherited default (bfloat16) is refused; a laptop should simply train.
-            self.use_cpu, self.bf16 = True, False
+            self.use_cpu: bool = True
+            self.bf16: bool | None = False
         try:
             super().__post_init__()
         except ValueError as error:

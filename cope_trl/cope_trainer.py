@@ -66,16 +66,17 @@ class CoPETrainer(EpisodeTrainer):
             As for [`~trl.GRPOTrainer`].
     """
 
-    _tag_names = ["trl", "grpo", "cope"]
+    _tag_names = ["trl", "grpo", "cope"]  # noqa: RUF012
     _name = "CoPE"
-    _paper = {
+    _paper = {  # noqa: RUF012
         "title": "Co-Evolving Acting and Forecasting for Language Agents",
         "id": "2610.20597",
         # docstyle-ignore
         "citation": textwrap.dedent("""\
             @article{yu2026cope,
                 title        = {{Co-Evolving Acting and Forecasting for Language Agents}},
-                author       = {Haofei Yu and Yixing Chen and Yining Zhao and Xuyan Ye and Yuxiang Liu and Zhigang Hua and Yan Xie and Shuang Yang and Jiaxuan You},
+                author       = {Haofei Yu and Yixing Chen and Yining Zhao and Xuyan Ye and Yuxiang Liu
+                                and Zhigang Hua and Yan Xie and Shuang Yang and Jiaxuan You},
                 year         = 2026,
                 eprint       = {arXiv:2610.20597},
             }"""),
@@ -89,7 +90,7 @@ class CoPETrainer(EpisodeTrainer):
         self.forecast_coef = args.forecast_coef
         self._pending: ForecastRows | None = None
         self._scores: Scores | None = None
-        self._step_inputs: list[dict[str, Any]] = []
+        self._step_inputs: list[tuple[dict[str, Any], ForecastRows]] = []
         self._ratio = GradientRatio()
         self._policy_norm = 0.0
         self.forecast_engine = "none"
@@ -101,7 +102,7 @@ class CoPETrainer(EpisodeTrainer):
                 "branches do not carry. Use its text-only model class, or `forecast_coef=0`."
             )
         traits = ModelTraits.of(self._base_model, self.aux_loss_enabled)
-        self.forecast_engine, reason = choose_engine(args.forecast_engine, traits, self._context, self.temperature)
+        self.forecast_engine, reason = choose_engine(args.forecast_engine, traits, self._longest, self.temperature)
         logger.info("Forecasting engine: %s (%s).", self.forecast_engine, reason)
         base, fp32 = self._base_model, args.cast_lm_head_to_fp32
         policy_forward = base.forward
@@ -155,17 +156,21 @@ class CoPETrainer(EpisodeTrainer):
         if rows is None:
             return super()._compute_loss(model, inputs)
         if self.args.forecast_update == "separate" and self.model.training:
-            self._step_inputs.append(inputs)
+            self._step_inputs.append((inputs, rows))
             return super()._compute_loss(model, inputs)
         shared = self.forecast_engine == "shared_prefix"
         self._scores, self._pending = None, (rows if shared and rows.tokens else None)
         loss = super()._compute_loss(model, inputs)
         if not shared:
             self._scores = self._score_alone(model, inputs, rows)
-        forecast = self._forecast_term(self._scores, len(inputs["prompt_ids"]))
-        return loss if forecast is None else loss + self.forecast_coef * forecast
+        if self._scores is None:
+            self._means[self._mode].add("forecast/loss", 0.0)
+            return loss
+        return loss + self.forecast_coef * self._forecast_term(self._scores, len(inputs["prompt_ids"]))
 
-    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, *args, **kwargs):
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *args: Any, **kwargs: Any
+    ) -> Any:
         rows, self._pending = self._pending, None
         if rows is None:
             return super()._get_per_token_logps_and_entropies(
@@ -179,11 +184,9 @@ class CoPETrainer(EpisodeTrainer):
         return log_probs, entropy, None
 
     def _shared(self, model: Any, ids: Any, mask: Any, rows: ForecastRows, logits_to_keep: int) -> Any:
-        forward = partial(model, fused_lm_head=True)
-        config = self._base_model.config.get_text_config()
-        return score_shared(
-            forward, ids, mask, rows, logits_to_keep, config._attn_implementation, self._base_model.dtype
-        )
+        forward, base = partial(model, fused_lm_head=True), self._base_model
+        attention = base.config.get_text_config()._attn_implementation
+        return score_shared(forward, ids, mask, rows, logits_to_keep, attention, base.dtype)
 
     def _score_alone(self, model: Any, inputs: Mapping[str, Any], rows: ForecastRows) -> Scores:
         """Score the branches in forwards of their own, at temperature 1."""
@@ -214,14 +217,11 @@ class CoPETrainer(EpisodeTrainer):
 
     # ---------------------------------------------------------------- the loss and its scale
 
-    def _forecast_term(self, scores: Scores | None, rows_in_batch: int) -> torch.Tensor | None:
+    def _forecast_term(self, scores: Scores, rows_in_batch: int) -> torch.Tensor:
         """L_AF's share of this micro-batch, noted in the metrics."""
         training = self.model.training
         accumulation = self.current_gradient_accumulation_steps if training else 1
         means = self._means[self._mode]
-        if scores is None:
-            means.add("forecast/loss", 0.0)
-            return None
         forecast = scores.loss(task_scale(self._group_size, rows_in_batch, accumulation))
         means.add("forecast/loss", float(forecast.detach()) * accumulation)
         means.add_offsets(scores.stats(self.args.forecast_horizon))
@@ -267,13 +267,12 @@ class CoPETrainer(EpisodeTrainer):
     def _forecast_step(self) -> None:
         """Optimizer step on the forecasting loss alone, over the micro-batches of the policy's step before it."""
         batches, self._step_inputs = self._step_inputs, []
-        rows = [ForecastRows.from_buffer(inputs) for inputs in batches]
         started, model = time.perf_counter(), self.model_wrapped
-        if not self._any_rank(any(row.tokens for row in rows)):
+        if not self._any_rank(any(rows.tokens for _, rows in batches)):
             return  # no success: with zero gradients Adam would still move the weights
-        for inputs, row in zip(batches, rows, strict=True):
-            if row.tokens or self.accelerator.num_processes > 1:
-                scores = self._score_alone(model, inputs, row)
+        for inputs, rows in batches:
+            if rows.tokens or self.accelerator.num_processes > 1:
+                scores = self._score_alone(model, inputs, rows)
                 self.accelerator.backward(self.forecast_coef * self._forecast_term(scores, len(inputs["prompt_ids"])))
         norm = self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm or float("inf"))
         if self._policy_norm > 0:

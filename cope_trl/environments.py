@@ -1,6 +1,6 @@
 """What a dataset's `environment` column means: the registry plus the factories a user passed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import gymnasium
@@ -23,8 +23,8 @@ class EnvironmentTable:
         for name, factory in (factories or {}).items():
             if not callable(factory):
                 raise ConfigError(
-                    f"`environments[{name!r}]` is {factory!r}, which cannot be called; pass a class or a function that "
-                    "returns a new environment."
+                    f"`environments[{name!r}]` is {factory!r}, which cannot be called; pass a class or a function "
+                    "that returns a new environment."
                 )
         self._factories = dict(factories or {})
         self._seen: set[str] = set()
@@ -32,13 +32,13 @@ class EnvironmentTable:
     def check(self, dataset: Any) -> None:
         """Check every environment and task id a dataset names, without making an environment.
 
-        Raises the adapter's own errors: unknown environment, unknown task id, missing dependency. A stream is not read;
-        its rows are checked when they are played.
+        Raises the adapter's own errors: unknown environment, unknown task id, missing dependency. A stream is not
+        read; its rows are checked when they are played.
         """
         if not isinstance(dataset, Dataset):
             return
         for name in dataset.unique("environment"):
-            self._seen.add(name)
+            self.learn([name])
             if name in self._factories:
                 continue
             cls = registry.resolve(name)
@@ -49,12 +49,30 @@ class EnvironmentTable:
                 if row_name == name:
                     cls.check_task_id(str(task_id))
 
+    def learn(self, names: Iterable[str]) -> bool:
+        """Take up environments met in rows, so that [`limits`] knows them; a stream names its own no sooner.
+
+        Args:
+            names: values of the `environment` column.
+
+        Returns:
+            Whether one of them is new.
+
+        Raises:
+            UnknownEnvironmentError, MissingDependencyError: as [`check`].
+        """
+        new = set(names) - self._seen
+        for name in new - self._factories.keys():
+            registry.resolve(name)
+        self._seen |= new
+        return bool(new)
+
     def make(self, name: str) -> gymnasium.Env:
         """A new environment."""
         return self._factories[name]() if name in self._factories else registry.make(name)
 
     def limits(self, args: Any, evaluation: bool, context: int | None) -> EpisodeLimits:
-        """Episode limits: those of the configuration, else the environments' own.
+        """Episode limits: those of the configuration, else the own ones of the environments met so far.
 
         Args:
             args: a [`~cope_trl.CoPEConfig`].

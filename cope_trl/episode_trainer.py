@@ -71,6 +71,12 @@ class EpisodeTrainer(GRPOTrainer):
         for argument, dataset in _named_datasets(train_dataset, eval_dataset):
             check_dataset(dataset, argument)
             self._table.check(dataset)
+        unsaved = not isinstance(model, str) and not model.config._name_or_path
+        if args.beta and unsaved and peft_config is None and not hasattr(model, "peft_config"):
+            raise ConfigError(
+                f"`beta` is {args.beta}, which needs a second copy of the model as reference, but the model was not "
+                "loaded from anywhere. Save it and pass the path, or set `beta=0`."
+            )
         if processing_class is None:
             path = model if isinstance(model, str) else model.config._name_or_path
             processing_class = AutoTokenizer.from_pretrained(
@@ -106,13 +112,16 @@ class EpisodeTrainer(GRPOTrainer):
                     f"The template ends a turn with token {self.chat.end_of_turn_id}, but the model stops at "
                     f"{self.eos_token_ids}. Add it to `model.generation_config.eos_token_id`."
                 )
-            self.eos_token_ids = [*self.eos_token_ids, self.chat.end_of_turn_id]
+            self.eos_token_ids: list[int] = [*self.eos_token_ids, self.chat.end_of_turn_id]
             self.generation_config.eos_token_id = self.eos_token_ids
             self.generation_kwargs["eos_token_id"] = self.eos_token_ids
         self.pool = EnvironmentPool(self._table.make, timeout=args.environment_timeout)
         self._finalizer = weakref.finalize(self, self.pool.close)
         self._context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        self.limits = {mode: self._table.limits(args, mode == "eval", self._context) for mode in ("train", "eval")}
+        self._set_limits()
+        # Longest trajectory there can be, in tokens, or `None` when nothing bounds it.
+        asked = args.max_prompt_length and args.max_prompt_length + args.max_completion_length
+        self._longest = min((bound for bound in (self._context, asked) if bound), default=None)
         self.trajectories: list[Trajectory] = []
         self._rows: list[dict[str, Any]] = []
         rank = self.accelerator.process_index
@@ -120,6 +129,11 @@ class EpisodeTrainer(GRPOTrainer):
         self._recorder = TrajectoryRecorder(folder, rank) if args.save_trajectories else None
         self._means = {mode: RunningMeans(args.forecast_horizon) for mode in ("train", "eval")}
         self._rollout_seconds = 0.0
+
+    def _set_limits(self) -> None:
+        self.limits = {
+            mode: self._table.limits(self.args, mode == "eval", self._context) for mode in ("train", "eval")
+        }
 
     @property
     def _base_model(self) -> PreTrainedModel:
@@ -147,6 +161,8 @@ class EpisodeTrainer(GRPOTrainer):
     def _rollout(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
         started = time.perf_counter()
         tasks = [TaskRef(row["environment"], str(row["task_id"]), row.get("family") or "") for row in self._rows]
+        if self._table.learn(task.environment for task in tasks):  # only a stream's are new here
+            self._set_limits()
         first = self.accelerator.process_index * len(tasks)
         # One seed a group: its members differ in what the policy samples, not in the world they start from.
         seeds = [

@@ -70,6 +70,7 @@ class Trajectory:
         error: what broke, or `None`.
         first_observation: text of the first observation.
         environment_seconds: wall time spent inside the environment.
+        skip_no_call: whether a forecast without any tool call is left out (the protocol decides).
     """
 
     task: TaskRef
@@ -86,6 +87,7 @@ class Trajectory:
     error: str | None = None
     first_observation: str = ""
     environment_seconds: float = 0.0
+    skip_no_call: bool = False
 
     @property
     def ids(self) -> tuple[int, ...]:

@@ -32,8 +32,8 @@ _DEFAULT_SYSTEM = (
 )
 _INSTRUCTION_TAGS = (
     "{{ bos_token }}{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('roles must alternate') }}{% endif %}{% if m['role'] == 'user' %}[INST] {{ m['content'] }} [/INST]"
-    "{% else %} {{ m['content'] | trim }}{{ eos_token }}{% endif %}{% endfor %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{% if m['role'] == 'user' %}[INST] "
+    "{{ m['content'] }} [/INST]{% else %} {{ m['content'] | trim }}{{ eos_token }}{% endif %}{% endfor %}"
 )
 
 FORMATS: dict[str, tuple[str, str]] = {  # name → (template or its file, end-of-turn token)
@@ -50,8 +50,8 @@ _SPECIALS = [
 ]
 _BOS = {"llama3": "<|begin_of_text|>", "gemma": "<bos>", "mistral": "<s>"}
 _CORPUS = [
-    "Plan ahead: list the next 3 actions you will take to make progress on the task, starting with the action you take "
-    "right now, one action per line.",
+    "Plan ahead: list the next 3 actions you will take to make progress on the task, starting with the action you "
+    "take right now, one action per line.",
     "Thought: I think. Action: go right",
     "You are in room 3. You see a door and a key. system user assistant model Be helpful.",
 ]
@@ -249,10 +249,11 @@ def scripted_trainer(model, config, goals: Sequence[int], scripts: Sequence[Sequ
             return self.script(prompts, max_new_tokens)
 
     kwargs.setdefault("environments", {"count": CountEnv})
+    if "train_dataset" not in kwargs:
+        kwargs["train_dataset"] = Dataset.from_list(count_rows(*goals))
     return Scripted(
         model=model,
         args=config,
-        train_dataset=Dataset.from_list(count_rows(*goals)),
         processing_class=tokenizer,
         **kwargs,
     )

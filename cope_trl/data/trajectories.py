@@ -44,6 +44,7 @@ FEATURES = Features(
         "error": Value("string"),
         "first_observation": Value("string"),
         "environment_seconds": Value("float64"),
+        "skip_no_call": Value("bool"),
     }
 )
 _TASK_FIELDS = tuple(field.name for field in fields(TaskRef))

@@ -49,8 +49,7 @@ def build_branches(
             trajectory,
             settings.horizon,
             skip_invalid=settings.skip_invalid,
-            # Only a tool-call episode has the layout "turns" (the paper's τ²-bench setting of the same name).
-            skip_no_call=trajectory.layout == "turns",
+            skip_no_call=trajectory.skip_no_call,
             max_windows=settings.max_windows,
             rng=rng,
         )

@@ -61,11 +61,17 @@ class ModelTraits:
         if self.attention not in _MASKED_ATTENTION:
             return f"attention {self.attention!r} takes no 4-D mask (use one of {list(_MASKED_ATTENTION)})"
         if self.recurrent:
-            return "the model has layers without softmax attention, which cannot skip the tokens between a branch and its history"
+            return (
+                "the model has layers without softmax attention, which cannot skip the tokens between a branch and "
+                "its history"
+            )
         if not self.positions:
             return "the model takes no `position_ids`, so a branch cannot continue from the end of its history"
         if self.sliding_window is not None and (longest is None or longest > self.sliding_window):
-            return f"the model's sliding window of {self.sliding_window} tokens is shorter than a trajectory may be ({longest})"
+            return (
+                f"the model's sliding window of {self.sliding_window} tokens is shorter than a trajectory may be "
+                f"({longest})"
+            )
         if self.mixture_of_experts:
             return "the load-balancing loss of a mixture of experts would count the branches"
         if temperature != 1.0 and not self.plain_head:

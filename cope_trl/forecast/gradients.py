@@ -1,6 +1,6 @@
 """How large the forecasting gradient is beside the policy's: the figure that tells whether λ is in scale."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -20,7 +20,7 @@ class GradientRatio:
         self._parts: dict[int, torch.Tensor] = {}
 
     def add(self, loss: torch.Tensor, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Add the gradient of one micro-batch's (weighted) forecasting loss; the graph is kept for the real backward."""
+        """Add the gradient of a micro-batch's (weighted) forecasting loss; the graph is kept for the real backward."""
         trained = [p for p in parameters if p.requires_grad]
         grads = torch.autograd.grad(loss, trained, retain_graph=True, allow_unused=True)
         for parameter, grad in zip(trained, grads, strict=True):
@@ -28,7 +28,11 @@ class GradientRatio:
                 key = id(parameter)
                 self._parts[key] = self._parts[key] + grad if key in self._parts else grad.detach().clone()
 
-    def measure(self, parameters: Iterable[torch.nn.Parameter], reduce_mean=lambda tensor: tensor) -> float | None:
+    def measure(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        reduce_mean: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
+    ) -> float | None:
         """‖g_forecast‖ / ‖g_policy‖ with g_policy = g − g_forecast; `None` if g_policy is 0.
 
         Args:

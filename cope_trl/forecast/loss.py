@@ -1,6 +1,7 @@
 """Weights and value of the action-forecasting loss (paper Eq. 5), as pure tensor functions.
 
-    L_AF = mean over tasks x of  Σ_{τ in G_x} w(τ) · R_t[ R_tok[ −log p(a_t:t+K | h_t) ] ],   w(τ) = Y(τ) / max(1, |S_x|)
+    L_AF = mean over tasks x of  Σ_{τ in G_x} w(τ) · R_t[ R_tok[ −log p(a_t:t+K | h_t) ] ],
+    w(τ) = Y(τ) / max(1, |S_x|)
 
 Every token of every target carries one weight, the product of its trajectory's w and of its share in the two
 reductions, so that the loss of any subset of the rows is a weighted sum of negative log-probabilities.

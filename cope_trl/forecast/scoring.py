@@ -1,10 +1,10 @@
 """Scoring the branches of a micro-batch with either engine.
 
-A `forward` here is a callable with the arguments of a causal language model plus pre-shifted `shift_labels`; it returns
-an object with per-position `log_probs`, `is_top1` (and `entropy`), each shaped like the labels.
+A `forward` here is a callable with the arguments of a causal language model plus pre-shifted `shift_labels`; it
+returns an object with per-position `log_probs`, `is_top1` (and `entropy`), each shaped like the labels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -110,7 +110,7 @@ def score_separate(
         rows: their branches.
         pad_token_id: id for padding.
         batch_size: windows in one forward.
-        forwards: number of forwards to make; surplus ones score a placeholder, so that every rank makes the same number.
+        forwards: number of forwards to make, the same on every rank; surplus ones score a placeholder.
 
     Returns:
         Scores of shape (tokens,).
@@ -140,7 +140,7 @@ def _placeholder(input_ids: torch.Tensor, pad_token_id: int) -> SeparateBatch:
 
 
 @contextmanager
-def undo_temperature(backbone: torch.nn.Module, first_column: int, temperature: float):
+def undo_temperature(backbone: torch.nn.Module, first_column: int, temperature: float) -> Iterator[None]:
     """Score the columns from `first_column` on at temperature 1 under a head that divides by `temperature`.
 
     Scaling a hidden state scales its logits, so one head serves both; exact for a head without bias or soft cap.

@@ -33,8 +33,8 @@ def demonstrate(env: TextEnv, task_id: str, *, noise: float, max_turns: int, rng
         action = env.expert_action()
         if action is None:
             raise ConfigError(
-                f"`environment` is {env.name!r}, which has no scripted expert to learn from. Set `warm_start` to false "
-                "and `model_name_or_path` to an instruct model."
+                f"`environment` is {env.name!r}, which has no scripted expert to learn from. Set `warm_start` to "
+                "false and `model_name_or_path` to an instruct model."
             )
         if rng.random() < noise:
             action = rng.choice(env.admissible_actions() or [action])

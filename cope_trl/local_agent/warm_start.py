@@ -1,16 +1,18 @@
 """Behaviour cloning of noisy demonstrations by TRL's `SFTTrainer`: the start that GRPO needs to see a success."""
 
+import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from datasets import Dataset
 
-from cope_trl.data.tasks import load_tasks
 from cope_trl.local_agent.demonstrations import demonstrations
 from cope_trl.local_agent.model import build_model, build_tokenizer
 from env_adapters import registry
+from env_adapters.base import TextEnv
 
 
 @dataclass
@@ -23,7 +25,7 @@ class WarmStartArguments:
             Build a tokenizer and a tiny model and clone the environment's scripted expert before training. Used when
             `model_name_or_path` is not given.
         demonstrations (`int`, *optional*, defaults to `2000`):
-            Demonstrations, one a training task.
+            Demonstrations; each training task is demonstrated equally often, up to one.
         demonstration_noise (`float`, *optional*, defaults to `0.5`):
             Probability that a demonstrated action is a random admissible one.
         plan_share (`float`, *optional*, defaults to `0.1`):
@@ -39,7 +41,7 @@ class WarmStartArguments:
     """
 
     warm_start: bool = field(default=False, metadata={"help": "Build a tiny agent and clone the scripted expert."})
-    demonstrations: int = field(default=2000, metadata={"help": "Demonstrations, one a training task."})
+    demonstrations: int = field(default=2000, metadata={"help": "Demonstrations of the training tasks."})
     demonstration_noise: float = field(default=0.5, metadata={"help": "Probability of a random action."})
     plan_share: float = field(default=0.1, metadata={"help": "Share of demonstrations that end with a plan."})
     warm_start_steps: int = field(default=300, metadata={"help": "Optimizer steps of 16 demonstrations."})
@@ -53,11 +55,10 @@ def warm_start(
     folder: str | Path,
     *,
     environment: str,
-    split: str,
+    task_ids: Sequence[str],
     max_turns: int,
     horizon: int,
     seed: int,
-    environment_options: dict[str, Any] | None = None,
     disable_tqdm: bool = False,
 ) -> Path:
     """Build the agent, train it on demonstrations, and save it.
@@ -66,11 +67,10 @@ def warm_start(
         args: sizes and rates.
         folder: where model and tokenizer go.
         environment: registry name of an environment with a scripted expert.
-        split: split whose tasks are demonstrated.
+        task_ids: the training tasks; each is demonstrated equally often, up to one.
         max_turns: longest demonstration, in turns.
         horizon: K of the plan-ahead turns.
         seed: seed of the demonstrations, the weights and the batches.
-        environment_options: options of the task list, for example `{"size": "tiny"}`.
         disable_tqdm: hide the progress bar.
 
     Returns:
@@ -78,10 +78,10 @@ def warm_start(
     """
     from trl import SFTConfig, SFTTrainer
 
-    tasks = load_tasks(environment, split, **(environment_options or {}))["task_id"]
-    chosen = random.Random(seed).sample(list(tasks), min(args.demonstrations, len(tasks)))
+    shuffled = random.Random(seed).sample(list(task_ids), len(task_ids))
+    chosen = list(itertools.islice(itertools.cycle(shuffled), args.demonstrations))
     rows = demonstrations(
-        registry.make(environment),
+        cast(TextEnv, registry.make(environment)),
         chosen,
         noise=args.demonstration_noise,
         plan_share=args.plan_share,

@@ -251,6 +251,7 @@ class EpisodePlayer:
             turns=tuple(turns),
             logprobs=None if logprobs is None else tuple(logprobs),
             layout=getattr(protocol, "layout", "list"),
+            skip_no_call=getattr(protocol, "skip_no_call", False),
             success=episode.success,
             score=episode.score,
             truncated=episode.truncated,

@@ -4,6 +4,7 @@ An environment that raises, hangs or breaks its contract yields a [`Failure`], a
 belongs to is marked failed, the environment is thrown away, and everything else goes on.
 """
 
+import contextlib
 import math
 import numbers
 import queue
@@ -90,10 +91,8 @@ class EnvHandle:
         env = self.env
         if env is None or not self._kill_once.acquire(blocking=False):
             return
-        try:
+        with contextlib.suppress(Exception):
             getattr(env, "kill", env.close)()
-        except Exception:
-            pass
 
     def _serve(self) -> None:
         while (item := self._inbox.get()) is not None:

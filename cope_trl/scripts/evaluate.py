@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from cope_trl.chat import ChatFormat
 from cope_trl.data.recorder import TrajectoryRecorder
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
         print(f"Results and episodes: {folder}")
 
 
-def _limits(args: argparse.Namespace, table: EnvironmentTable, model: torch.nn.Module) -> EpisodeLimits:
+def _limits(args: argparse.Namespace, table: EnvironmentTable, model: PreTrainedModel) -> EpisodeLimits:
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return table.limits(args, evaluation=True, context=context)
 

@@ -59,8 +59,8 @@ class CoPEScriptArguments:
                 self.environment_options = json.loads(self.environment_options)
             except json.JSONDecodeError as error:
                 raise ConfigError(
-                    f"`environment_options` is {self.environment_options!r}, which is no JSON object: {error}. Write for "
-                    'example \'{"size": "tiny"}\'.'
+                    f"`environment_options` is {self.environment_options!r}, which is no JSON object: {error}. Write "
+                    'for example \'{"size": "tiny"}\'.'
                 ) from error
 
     @property
@@ -78,7 +78,12 @@ class CoPEScriptArguments:
 def parse(argv: list[str]) -> tuple[CoPEScriptArguments, WarmStartArguments, CoPEConfig, ModelConfig]:
     """Read `--config file.yaml` and the command line into the four groups of arguments."""
     parser = TrlParser((CoPEScriptArguments, WarmStartArguments, CoPEConfig, ModelConfig), prog="cope-trl train")
-    return parser.parse_args_and_config(argv, fail_with_unknown_args=True)
+    try:
+        return parser.parse_args_and_config(argv, fail_with_unknown_args=True)
+    except (ValueError, OSError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{error} (`cope-trl train --help` lists every argument)") from error
 
 
 def main(argv: list[str]) -> Path:
@@ -92,7 +97,7 @@ def main(argv: list[str]) -> Path:
         if script.eval_tasks
         else None
     )
-    model = model_args.model_name_or_path or _local_agent(script, warm, args, console)
+    model = model_args.model_name_or_path or _local_agent(script.names[0], train_dataset, warm, args, console)
     args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
@@ -127,11 +132,11 @@ def main(argv: list[str]) -> Path:
     return Path(args.output_dir)
 
 
-def _local_agent(script: CoPEScriptArguments, warm: WarmStartArguments, args: CoPEConfig, console: Console) -> str:
+def _local_agent(name: str, tasks: Dataset, warm: WarmStartArguments, args: CoPEConfig, console: Console) -> str:
     if not warm.warm_start:
         raise ConfigError(
-            "`model_name_or_path` is None: name the model to train (a path or a Hub id), or set `warm_start` to true to "
-            "build a tiny one on the spot."
+            "`model_name_or_path` is None: name the model to train (a path or a Hub id), or set `warm_start` to true "
+            "to build a tiny one on the spot."
         )
     folder = Path(args.output_dir) / "warm_start"
     if args.world_size > 1 and not (folder / "config.json").exists():
@@ -143,19 +148,16 @@ def _local_agent(script: CoPEScriptArguments, warm: WarmStartArguments, args: Co
         console.print(f"Starting from the agent in [bold]{folder}[/bold] (delete it to build another).")
         return str(folder)
     console.print("Building a tiny agent and cloning the scripted expert's noisy demonstrations.")
-    name = script.names[0]
     turns = args.max_turns or registry.resolve(name).max_turns
-    options = script.environment_options if isinstance(script.environment_options, dict) else None
     return str(
         warm_start(
             warm,
             folder,
             environment=name,
-            split=script.split,
+            task_ids=[row["task_id"] for row in tasks if row["environment"] == name],
             max_turns=turns,
             horizon=args.forecast_horizon,
             seed=args.seed,
-            environment_options=options,
             disable_tqdm=bool(args.disable_tqdm),
         )
     )

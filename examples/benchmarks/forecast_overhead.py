@@ -4,9 +4,9 @@ What forecasting costs in the update: policy only, shared prefix, separate seque
     python examples/benchmarks/forecast_overhead.py
 
 Ten trajectories of 15 turns and about 2,400 tokens, six of them successful, go through forward and backward of a real
-`CoPETrainer` with a 12-million-parameter model, one trajectory a micro-batch (the paper's setting). The modes take turns
-within one run, so that a change of the machine's speed hits all alike; the medians are compared. Peak memory is that of
-a process of its own for each mode. Prints a table and one JSON line.
+`CoPETrainer` with a 12-million-parameter model, one trajectory a micro-batch (the paper's setting). The modes take
+turns within one run, so that a change of the machine's speed hits all alike; the medians are compared. Peak memory is
+that of a process of its own for each mode. Prints a table and one JSON line.
 """
 
 import argparse
@@ -185,13 +185,15 @@ def report(seconds: dict, means: dict, sizes: list[int], parameters: int, memory
     tokens = {mode: policy + means[mode].get("tokens/forecast", 0) for mode in MODES}
     extra = {mode: median[mode] - median["policy only"] for mode in MODES}
     print(
-        f"{parameters / 1e6:.1f} M parameters; {len(sizes)} trajectories of {TURNS} turns, {policy / len(sizes):.0f} tokens on average; {won} successful"
+        f"{parameters / 1e6:.1f} M parameters; {len(sizes)} trajectories of {TURNS} turns, "
+        f"{policy / len(sizes):.0f} tokens on average; {won} successful"
     )
     print(f"{'':14}{'tokens':>9}{'seconds':>9}{'min–max':>15}{'update ×':>10}{'peak MiB':>10}")
     for mode in MODES:
         spread = f"{min(seconds[mode]):.2f}–{max(seconds[mode]):.2f}"
         print(
-            f"{mode:14}{tokens[mode]:9.0f}{median[mode]:9.2f}{spread:>15}{median[mode] / median['policy only']:10.2f}{memory[mode]:10.0f}"
+            f"{mode:14}{tokens[mode]:9.0f}{median[mode]:9.2f}{spread:>15}"
+            f"{median[mode] / median['policy only']:10.2f}{memory[mode]:10.0f}"
         )
     result = {
         "forecast_tokens_separate_over_shared": (tokens["separate"] - policy) / (tokens["shared prefix"] - policy),

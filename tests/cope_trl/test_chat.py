@@ -36,7 +36,7 @@ def render(chat, messages, generation_prompt=False):
 
 @pytest.mark.parametrize(("name", "kwargs", "reply"), VARIANTS)
 def test_appended_ids_are_the_rendered_conversation(name, kwargs, reply):
-    """Prompt, sampled turn, suffix, sampled turn, … equal the template's own rendering, so every render extends the last."""
+    """Prompt, sampled turn, suffix, sampled turn, … equal the template's own rendering: each extends the last."""
     tokenizer, chat = build(name, kwargs)
     messages = list(STANDING)
     ids = chat.prompt_ids(messages, "You are in room 0.")

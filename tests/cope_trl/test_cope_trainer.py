@@ -171,7 +171,7 @@ def test_separate_update_takes_a_step_of_its_own(tmp_path):
 def test_no_gradient_from_what_is_not_a_target(tmp_path, engine):
     """Labels are the target tokens alone: changing any weightless branch token's label changes nothing."""
     trainer = build(tmp_path, forecast_engine=engine)
-    _, grads, buffer = forecast_only(trainer)
+    _, _, buffer = forecast_only(trainer)
     targets = buffer["forecast_weight"] > 0
     expected = sum(
         sum(sum(trainer.chat.branch(w.targets, "list").loss_mask) for w in forecast_windows(t, 2))

@@ -113,6 +113,29 @@ def test_limits_are_the_environments_own(registered):
     assert evaluation == EpisodeLimits({"toy": 8, "foreign": 30, "": 30}, 11, 22, None, 33)
 
 
+def test_limits_of_an_environment_that_is_met_in_rows(registered):
+    """A stream is not read by `check`; its names are known when its rows are played."""
+    table = EnvironmentTable({"count": CountEnv})
+    table.check(IterableDataset.from_generator(lambda: iter(count_rows(1))))
+    assert table.limits(ARGS, False, None).max_turns == {"": 30}
+    assert table.learn(["count", "count"])
+    assert table.limits(ARGS, False, None).max_turns == {"count": 6, "": 30}
+    assert not table.learn(["count"])
+    assert table.learn(["count", "toy", "foreign"])
+    assert table.limits(ARGS, False, None).max_turns == {"count": 6, "toy": 6, "foreign": 5, "": 30}
+
+
+def test_an_unknown_environment_met_in_rows_is_not_taken_up(registered):
+    table = table_of("toy")
+    for _ in range(2):
+        with pytest.raises(UnknownEnvironmentError, match=r"'tou'.*Did you mean 'toy'"):
+            table.learn(["toy", "tou", "foreign"])
+    assert table.limits(ARGS, False, None).max_turns == {"toy": 6, "": 30}
+    with pytest.raises(UnknownEnvironmentError, match="'tou'"):
+        table.check(dataset(("tou", "count-1")))
+    assert table.limits(ARGS, False, None).max_turns == {"toy": 6, "": 30}
+
+
 def test_limits_of_the_configuration_come_first(registered):
     table = table_of("toy", "count", count=CountEnv)
     args = SimpleNamespace(**{**vars(ARGS), "max_turns": 3})

@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from support import BACK, GO, MIXED_SCRIPTS, CountEnv, count_rows, make_config, make_model, make_tokenizer
 from support import scripted_trainer as scripted
 from trl import GRPOTrainer
@@ -172,6 +172,24 @@ def test_evaluation_uses_its_own_turn_limit_and_prefix(tmp_path):
     assert logged["eval_episode/success"] == 0
     trainer.train()
     assert trainer.state.log_history[-2]["episode/turns"] == 2
+
+
+@pytest.mark.parametrize(("max_turns", "expected"), [(None, CountEnv.max_turns), (2, 2)])
+def test_a_streamed_training_set_has_the_same_turn_limits(tmp_path, max_turns, expected):
+    rows = count_rows(2)
+    config = make_config(tmp_path, max_turns=max_turns, per_device_eval_batch_size=4)
+    trainer = scripted(
+        make_model(),
+        config,
+        (),
+        [[BACK]],
+        train_dataset=IterableDataset.from_generator(lambda: iter(rows)),
+        eval_dataset=IterableDataset.from_generator(lambda: iter(rows)),
+    )
+    trainer.train()
+    assert {len(t.turns) for t in trainer.trajectories} == {expected}
+    trainer.evaluate()
+    assert {len(t.turns) for t in trainer.trajectories} == {CountEnv.max_turns_eval}
 
 
 def test_every_episode_is_kept_on_disk(tmp_path):

@@ -27,12 +27,8 @@ elif kind != "shared_prefix":
     changes.update(forecast_engine="separate", forecast_batch_size=3)
 if kind == "own_step":
     changes.update(forecast_update="separate", forecast_engine="auto")
-trainer = scripted_trainer(
-    make_model(),
-    make_config(folder, per_device_train_batch_size=4 // world, forecast_coef=0.5, forecast_grad_norm_steps=1, **changes),
-    goals,
-    scripts,
-)
+changes.update(per_device_train_batch_size=4 // world, forecast_coef=0.5, forecast_grad_norm_steps=1)
+trainer = scripted_trainer(make_model(), make_config(folder, **changes), goals, scripts)
 trainer.train()
 if trainer.accelerator.is_main_process:
     model = trainer.accelerator.unwrap_model(trainer.model)

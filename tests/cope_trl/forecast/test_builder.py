@@ -85,10 +85,10 @@ def test_actions_without_effect(chat):
     ]
 
 
-def test_windows_without_a_call_are_dropped_only_where_actions_are_replies(chat):
+def test_windows_without_a_call_are_dropped_only_where_the_protocol_says_so(chat):
     pattern = "acaaa"
     (text,) = build(chat, [episode(pattern)], [1.0], horizon=1)
-    (calls,) = build(chat, [episode(pattern, "turns")], [1.0], horizon=1)
+    (calls,) = build(chat, [replace(episode(pattern, "turns"), skip_no_call=True)], [1.0], horizon=1)
     assert len(text) == 5
     assert [targets_of(chat, b) for _, b in calls] == [["do a0", "do c1"], ["do c1", "do a2"]]
     assert all(b == chat.branch(targets_of(chat, b), "turns") for _, b in calls)
