@@ -1,10 +1,11 @@
 """A tokenizer trained on the texts at hand and a tiny causal language model for it."""
 
+import itertools
 from collections.abc import Iterable
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, LlamaConfig, LlamaForCausalLM
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 # ChatML, with the marks by which TRL's `SFTTrainer` finds the assistant's own tokens.
@@ -30,7 +31,8 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> PreTrainedT
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size, special_tokens=[PAD, START, END], initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    roles = [role for role in ("system", "user", "assistant") for _ in range(100)]  # written by the template
+    tokenizer.train_from_iterator(itertools.chain(texts, roles), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
@@ -43,8 +45,11 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> PreTrainedT
 
 def build_model(
     tokenizer: PreTrainedTokenizerFast, *, hidden_size: int = 96, layers: int = 3, context: int = 2048, seed: int = 42
-) -> Qwen2ForCausalLM:
-    """A Qwen2-architecture model with random weights.
+) -> LlamaForCausalLM:
+    """A Llama-architecture model with random weights.
+
+    `AutoTokenizer` trusts the saved class of a Llama model's tokenizer; for some other architectures it puts the
+    family's own class in its place, whose rules would split the same text otherwise.
 
     Args:
         tokenizer: fixes the vocabulary.
@@ -55,7 +60,7 @@ def build_model(
     """
     torch.manual_seed(seed)
     heads = max(1, hidden_size // 32)
-    config = Qwen2Config(
+    config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
         intermediate_size=hidden_size * 3,
@@ -68,4 +73,4 @@ def build_model(
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
     )
-    return Qwen2ForCausalLM(config)
+    return LlamaForCausalLM(config)

@@ -30,9 +30,9 @@ class WarmStartArguments:
             Probability that a demonstrated action is a random admissible one.
         plan_share (`float`, *optional*, defaults to `0.1`):
             Share of demonstrations that end with a plan-ahead turn.
-        warm_start_steps (`int`, *optional*, defaults to `300`):
-            Optimizer steps of 16 demonstrations.
-        warm_start_learning_rate (`float`, *optional*, defaults to `2e-3`):
+        warm_start_steps (`int`, *optional*, defaults to `400`):
+            Optimizer steps of 8 demonstrations.
+        warm_start_learning_rate (`float`, *optional*, defaults to `4e-3`):
             Learning rate.
         hidden_size (`int`, *optional*, defaults to `96`):
             Width of the model.
@@ -44,8 +44,8 @@ class WarmStartArguments:
     demonstrations: int = field(default=2000, metadata={"help": "Demonstrations of the training tasks."})
     demonstration_noise: float = field(default=0.5, metadata={"help": "Probability of a random action."})
     plan_share: float = field(default=0.1, metadata={"help": "Share of demonstrations that end with a plan."})
-    warm_start_steps: int = field(default=300, metadata={"help": "Optimizer steps of 16 demonstrations."})
-    warm_start_learning_rate: float = field(default=2e-3, metadata={"help": "Learning rate of the warm start."})
+    warm_start_steps: int = field(default=400, metadata={"help": "Optimizer steps of 8 demonstrations."})
+    warm_start_learning_rate: float = field(default=4e-3, metadata={"help": "Learning rate of the warm start."})
     hidden_size: int = field(default=96, metadata={"help": "Width of the model."})
     layers: int = field(default=3, metadata={"help": "Layers of the model."})
 
@@ -95,7 +95,7 @@ def warm_start(
         args=SFTConfig(
             output_dir=str(folder),
             max_steps=args.warm_start_steps,
-            per_device_train_batch_size=16,
+            per_device_train_batch_size=8,
             learning_rate=args.warm_start_learning_rate,
             lr_scheduler_type="cosine",
             warmup_steps=args.warm_start_steps // 20,

@@ -7,7 +7,7 @@ from cope_trl import CoPEConfig, CoPETrainer, load_tasks
 from cope_trl.evaluation.metrics import summarize
 from cope_trl.local_agent.warm_start import WarmStartArguments, warm_start
 
-STEPS = 30
+STEPS = 50
 
 
 @pytest.mark.slow
@@ -16,7 +16,7 @@ def test_four_tiny_household_tasks_are_learned(tmp_path):
     tasks = load_tasks("household", size="tiny", limit=4)
     agent = warm_start(
         WarmStartArguments(
-            demonstrations=400, demonstration_noise=0.75, warm_start_steps=60, hidden_size=64, layers=2
+            demonstrations=1200, demonstration_noise=0.5, warm_start_steps=350, hidden_size=64, layers=2
         ),
         tmp_path / "agent",
         environment="household",
@@ -42,7 +42,7 @@ def test_four_tiny_household_tasks_are_learned(tmp_path):
             gradient_accumulation_steps=2,
             per_device_eval_batch_size=100,
             max_steps=STEPS,
-            learning_rate=1e-3,
+            learning_rate=4e-4,
             warmup_steps=3,
             beta=0.0,
             entropy_coef=0.0,

@@ -4,6 +4,7 @@ import random
 
 import pytest
 from support import CountEnv
+from transformers import AutoTokenizer
 
 from cope_trl.chat import ChatFormat
 from cope_trl.errors import ConfigError
@@ -72,6 +73,20 @@ def test_tokenizer_encodes_any_text_and_its_template_extends_prefixes():
     assert not chat.merged
     assert chat.end_of_turn_id == tokenizer.eos_token_id
     assert "{% generation %}" in CHAT_TEMPLATE
+
+
+def test_a_saved_agent_reads_and_writes_the_same_tokens(tmp_path):
+    """`AutoTokenizer` must not replace the tokenizer by another class with other rules."""
+    tokenizer = build_tokenizer(["Action: take watch 1 from desk 1"] * 20)
+    build_model(tokenizer, hidden_size=32, layers=1).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("Action: take watch 1 from desk 1", "You see 3.", "assistant\n\n  x"):
+        assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"]
+    messages = [{"role": "user", "content": "go 1"}, {"role": "assistant", "content": "take watch 1"}]
+    assert loaded.apply_chat_template(messages, tokenize=False) == tokenizer.apply_chat_template(
+        messages, tokenize=False
+    )
 
 
 def test_model_is_reproducible_and_fits_the_tokenizer():
