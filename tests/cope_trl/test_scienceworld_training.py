@@ -42,6 +42,7 @@ def test_a_gold_path_is_played_scored_and_forecast(tmp_path):
         num_generations=2,
         max_turns=len(gold),
         max_completion_length=60_000,
+        max_tokens_per_turn=300,
         environment_timeout=120.0,
     )
     model = make_model(max_position_embeddings=65_536)
