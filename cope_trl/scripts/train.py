@@ -41,6 +41,8 @@ class CoPEScriptArguments:
             Train on this many tasks of the split.
         eval_tasks (`int`, *optional*, defaults to `0`):
             Evaluate on this many test tasks before and after training; 0 does not evaluate, -1 takes all.
+        eval_repeats (`int`, *optional*, defaults to `1`):
+            Episodes of each of them.
     """
 
     environment: str = field(default="household", metadata={"help": "Environment, or several with commas between."})
@@ -52,6 +54,7 @@ class CoPEScriptArguments:
     ids: str | None = field(default=None, metadata={"help": "Id file of the training tasks."})
     num_tasks: int | None = field(default=None, metadata={"help": "Train on this many tasks."})
     eval_tasks: int = field(default=0, metadata={"help": "Test tasks to evaluate on; -1 takes all."})
+    eval_repeats: int = field(default=1, metadata={"help": "Episodes of each test task."})
 
     def __post_init__(self) -> None:
         if isinstance(self.environment_options, str):
@@ -92,11 +95,12 @@ def main(argv: list[str]) -> Path:
     console = Console(stderr=False)
     # Names are checked, and data is loaded, before anything expensive.
     train_dataset = script.tasks(script.split, script.num_tasks, script.ids)
-    test_dataset = (
-        script.tasks(script.test_split, None if script.eval_tasks < 0 else script.eval_tasks)
-        if script.eval_tasks
-        else None
-    )
+    test_dataset = None
+    if script.eval_tasks:
+        test_dataset = script.tasks(script.test_split, None if script.eval_tasks < 0 else script.eval_tasks)
+        test_dataset = test_dataset.select(
+            [i % len(test_dataset) for i in range(len(test_dataset) * script.eval_repeats)]
+        )
     model = model_args.model_name_or_path or _local_agent(script.names[0], train_dataset, warm, args, console)
     args.model_init_kwargs = {
         "revision": model_args.model_revision,
@@ -125,7 +129,8 @@ def main(argv: list[str]) -> Path:
     trainer.save_model()
     trainer.save_state()
     if trainer.is_world_process_zero():
-        _report(Path(args.output_dir), trainer.state.log_history, results, console)
+        title = f"{script.environment}, {script.test_split} split, before → after training"
+        _report(Path(args.output_dir), trainer.state.log_history, results, title, console)
     if args.push_to_hub:
         trainer.push_to_hub()
     trainer.close()
@@ -170,12 +175,14 @@ def _evaluate(trainer: CoPETrainer, dataset: Dataset, label: str) -> dict[str, A
         return dict(summarize(trainer.evaluate_tasks(dataset, advance)))
 
 
-def _report(folder: Path, history: list[dict[str, Any]], results: dict[str, Any], console: Console) -> None:
+def _report(
+    folder: Path, history: list[dict[str, Any]], results: dict[str, Any], title: str, console: Console
+) -> None:
     if any("episode/success" in entry for entry in history):
         console.print(f"Learning curve: {learning_curve(history, folder / 'learning_curve.png')}")
     if results:
         temporary = folder / "results.json.tmp"
         temporary.write_text(json.dumps(results, indent=2), encoding="utf-8")
         os.replace(temporary, folder / "results.json")
-        console.print(results_table(results["before"], results["after"], title="Held-out tasks"))
+        console.print(results_table(results["before"], results["after"], title=title))
     console.print(f"Model, trajectories and logs: {folder}")

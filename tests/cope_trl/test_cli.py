@@ -17,7 +17,8 @@ SMALL = {
     "--hidden_size": "32",
     "--layers": "1",
     "--max_steps": "2",
-    "--eval_tasks": "4",
+    "--eval_tasks": "2",
+    "--eval_repeats": "2",
     "--per_device_eval_batch_size": "4",
     "--num_generations": "2",
     "--per_device_train_batch_size": "4",
@@ -38,7 +39,7 @@ def test_quickstart_trains_and_leaves_everything_it_names(tmp_path, capsys):
     assert main(quickstart(tmp_path / "run")) == 0
     run = tmp_path / "run"
     out = capsys.readouterr().out
-    assert "Held-out tasks" in out
+    assert "before → after" in out
     assert "Succ. %" in out
     results = json.loads((run / "results.json").read_text())
     assert results["before"]["episodes"] == results["after"]["episodes"] == 4
@@ -52,8 +53,25 @@ def test_quickstart_trains_and_leaves_everything_it_names(tmp_path, capsys):
     # A second run starts from the agent that was built, and the saved model can be evaluated.
     assert main(quickstart(run, max_steps=1)) == 0
     assert "Starting from the agent" in capsys.readouterr().out
-    arguments = ["eval", "--model", str(run), "--environment", "household", "--environment_options", '{"size": "tiny"}']
-    limits = ["--limit", "3", "--max_turns_eval", "2", "--max_tokens_per_turn", "8", "--output_dir", str(tmp_path / "e")]
+    arguments = [
+        "eval",
+        "--model",
+        str(run),
+        "--environment",
+        "household",
+        "--environment_options",
+        '{"size": "tiny"}',
+    ]
+    limits = [
+        "--limit",
+        "3",
+        "--max_turns_eval",
+        "2",
+        "--max_tokens_per_turn",
+        "8",
+        "--output_dir",
+        str(tmp_path / "e"),
+    ]
     assert main([*arguments, *limits]) == 0
     assert json.loads((tmp_path / "e/results.json").read_text())["results"]["episodes"] == 3
 
