@@ -3,8 +3,8 @@ What forecasting costs in the update: policy only, shared prefix, separate seque
 
     python examples/benchmarks/forecast_overhead.py
 
-Ten trajectories of 15 turns and about 2,400 tokens, six of them successful, go through forward and backward of a real
-`CoPETrainer` with a 12-million-parameter model, one trajectory a micro-batch (the paper's setting). The modes take
+Five trajectories of 15 turns and about 2,400 tokens, three of them successful, go through forward and backward of a
+real `CoPETrainer` with a 12-million-parameter model, one trajectory a micro-batch (the paper's setting). The modes take
 turns within one run, so that a change of the machine's speed hits all alike; the medians are compared. Peak memory is
 that of a process of its own for each mode. Prints a table and one JSON line.
 """
@@ -27,7 +27,7 @@ from cope_trl.local_agent.model import build_tokenizer
 from cope_trl.rollout.generation import Generation
 from env_adapters import Action, Outcome, ReActText, TextEnv
 
-TURNS, EPISODES, WON = 15, 10, 6
+TURNS, EPISODES, WON = 15, 5, 3
 WORDS = [
     a + b
     for a in ("ba", "ki", "lo", "mu", "re", "sa", "ti", "vo")
@@ -65,7 +65,7 @@ class LongEnv(TextEnv):
 
 
 class Scripted(CoPETrainer):
-    """Replies of about 40 tokens; the first six episodes win."""
+    """Replies of about 40 tokens; the first three episodes win."""
 
     def _sample_turn(self, prompts, max_new_tokens):
         rng = random.Random(len(prompts[0]))

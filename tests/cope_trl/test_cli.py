@@ -110,6 +110,7 @@ def test_an_environment_is_checked(capsys):
 
 
 def test_version_needs_no_torch():
-    code = "import sys; from cope_trl.cli import main\ntry: main(['--version'])\nexcept SystemExit: print('torch' in sys.modules)"
+    code = "import sys; from cope_trl.cli import main\ntry: main(['--version'])\n"
+    code += "except SystemExit: print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "False"
