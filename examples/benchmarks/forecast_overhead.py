@@ -3,10 +3,11 @@ What forecasting costs in the update: policy only, shared prefix, separate seque
 
     python examples/benchmarks/forecast_overhead.py
 
-Five trajectories of 15 turns and about 2,400 tokens, three of them successful, go through forward and backward of a
-real `CoPETrainer` with a 12-million-parameter model, one trajectory a micro-batch (the paper's setting). The modes
-take turns within one run, so that a change of the machine's speed hits all alike; the medians are compared. Peak memory is
-that of a process of its own for each mode. Prints a table and one JSON line.
+Five trajectories of 15 turns and about 2,400 tokens, three of them successful, go through forward and
+backward of a real `CoPETrainer` with a 12-million-parameter model, one trajectory a micro-batch (the paper's
+setting). The modes take turns within one run, so that a change of the machine's speed hits all alike; the
+medians are compared. Peak memory is that of a process of its own for each mode. Prints a table and one JSON
+line.
 """
 
 import argparse
