@@ -161,11 +161,12 @@ def main() -> None:
         trainers = {mode: build(mode, folder) for mode in MODES}
         batches = {mode: rollouts(trainer) for mode, trainer in trainers.items()}
         seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
-        for repeat in range(args.repeats + 1):
+        for mode, trainer in trainers.items():
+            update(trainer, batches[mode][-1:])  # a failed episode of each mode warms up
+        for repeat in range(args.repeats):
             for mode, trainer in trainers.items():
-                took = update(trainer, batches[mode])
-                if repeat:  # the first round warms up
-                    seconds[mode].append(took)
+                seconds[mode].append(update(trainer, batches[mode]))
+                print(f"round {repeat + 1}, {mode}: {seconds[mode][-1]:.2f} s", file=sys.stderr)
         means = {mode: trainer._means["train"].flush() for mode, trainer in trainers.items()}
         episodes = trainers["policy only"].trajectories
         sizes = [len(e.ids) for e in episodes]
