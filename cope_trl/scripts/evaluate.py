@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 import torch
@@ -19,6 +18,7 @@ from cope_trl.rollout.episodes import EpisodeLimits, EpisodePlayer
 from cope_trl.rollout.generation import TransformersPolicy
 from cope_trl.rollout.pool import EnvironmentPool
 from cope_trl.scripts.progress import evaluation_bar
+from cope_trl.scripts.results import write_results
 
 
 def main(argv: list[str]) -> None:
@@ -51,9 +51,7 @@ def main(argv: list[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         # "train" names the folder itself; "eval" would be a folder below it.
         TrajectoryRecorder(str(folder / "trajectories"), rank=0).record("train", 0, played)
-        temporary = folder / "results.json.tmp"
-        temporary.write_text(json.dumps({"arguments": vars(args), "results": results}, indent=2), encoding="utf-8")
-        os.replace(temporary, folder / "results.json")
+        write_results(folder, {"arguments": vars(args), "results": results})
         print(f"Results and episodes: {folder}")
 
 

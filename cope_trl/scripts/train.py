@@ -1,7 +1,6 @@
 """`cope-trl train`: tasks, (optionally) an agent built on the spot, evaluation, training, evaluation, what to keep."""
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from cope_trl.evaluation.metrics import results_table, summarize
 from cope_trl.evaluation.plots import learning_curve
 from cope_trl.local_agent.warm_start import WarmStartArguments, warm_start
 from cope_trl.scripts.progress import CompactProgress, evaluation_bar
+from cope_trl.scripts.results import write_results
 from env_adapters import registry
 
 
@@ -181,8 +181,6 @@ def _report(
     if any("episode/success" in entry for entry in history):
         console.print(f"Learning curve: {learning_curve(history, folder / 'learning_curve.png')}")
     if results:
-        temporary = folder / "results.json.tmp"
-        temporary.write_text(json.dumps(results, indent=2), encoding="utf-8")
-        os.replace(temporary, folder / "results.json")
+        write_results(folder, results)
         console.print(results_table(results["before"], results["after"], title=title))
     console.print(f"Model, trajectories and logs: {folder}")
