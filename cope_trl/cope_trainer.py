@@ -20,12 +20,14 @@ from trl.trainer.utils import add_fused_lm_head
 from cope_trl.cope_config import CoPEConfig
 from cope_trl.episode_trainer import EpisodeTrainer
 from cope_trl.errors import ConfigError
+from cope_trl.forecast.attention import use_branched_attention
 from cope_trl.forecast.builder import BranchSettings, build_branches
 from cope_trl.forecast.engines import ModelTraits, choose_engine
 from cope_trl.forecast.gradients import GradientRatio
+from cope_trl.forecast.head import ScoredForward
 from cope_trl.forecast.loss import task_scale, trajectory_weights
 from cope_trl.forecast.packing import ForecastRows, pack_rows
-from cope_trl.forecast.scoring import Scores, count_windows, score_separate, score_shared, undo_temperature
+from cope_trl.forecast.scoring import Scores, count_windows, score_separate, score_shared
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +113,7 @@ class CoPETrainer(EpisodeTrainer):
         self._forecast_forward = base.forward
         base.forward = policy_forward
         if self.forecast_engine == "shared_prefix":
+            use_branched_attention(base)
             add_fused_lm_head(base, self.temperature, fp32, outputs=_SCORED)
         if args.forecast_update == "separate":
             if self.is_deepspeed_enabled:
@@ -176,15 +179,18 @@ class CoPETrainer(EpisodeTrainer):
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
             )
-        base = self._base_model
-        with undo_temperature(base.base_model, input_ids.size(1), self.temperature), self.accelerator.autocast():
-            output, batch, self._scores = self._shared(model, input_ids, attention_mask, rows, logits_to_keep)
+        forward = self._scored_forward(model, self.temperature, input_ids.size(1))
+        with self.accelerator.autocast():
+            output, batch, self._scores = self._shared(forward, input_ids, attention_mask, rows, logits_to_keep)
         log_probs = batch.completion_slice(output.log_probs, logits_to_keep)
         entropy = batch.completion_slice(output.entropy, logits_to_keep) if kwargs.get("compute_entropy") else None
         return log_probs, entropy, None
 
-    def _shared(self, model: Any, ids: Any, mask: Any, rows: ForecastRows, logits_to_keep: int) -> Any:
-        forward, base = partial(model, fused_lm_head=True), self._base_model
+    def _scored_forward(self, model: Any, *temperature: Any) -> ScoredForward:
+        return ScoredForward(partial(model, fused_lm_head=True), self._base_model.base_model, *temperature)
+
+    def _shared(self, forward: ScoredForward, ids: Any, mask: Any, rows: ForecastRows, logits_to_keep: int) -> Any:
+        base = self._base_model
         attention = base.config.get_text_config()._attn_implementation
         return score_shared(forward, ids, mask, rows, logits_to_keep, attention, base.dtype)
 
@@ -192,13 +198,13 @@ class CoPETrainer(EpisodeTrainer):
         """Score the branches in forwards of their own, at temperature 1."""
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        forward = self._scored_forward(model)
         with self._forecast_head(), self.accelerator.autocast():
             if self.forecast_engine == "shared_prefix":
                 some = (rows.window >= 0).any(dim=1) if rows.tokens else torch.arange(len(ids)) == 0
-                return self._shared(model, ids[some], mask[some], rows.select(some), 0)[2]
+                return self._shared(forward, ids[some], mask[some], rows.select(some), 0)[2]
             size = self.args.forecast_batch_size or self.args.per_device_train_batch_size
             forwards = self._max_over_ranks(-(-count_windows(rows) // size))
-            forward = partial(model, fused_lm_head=True)
             return score_separate(forward, ids, mask, rows, self._tokenizer.pad_token_id, size, forwards)
 
     @contextmanager
@@ -209,11 +215,6 @@ class CoPETrainer(EpisodeTrainer):
             yield
         finally:
             base.forward = policy_forward
-
-    def _max_over_ranks(self, value: int) -> int:
-        if self.accelerator.num_processes == 1:
-            return value
-        return int(self.accelerator.gather(torch.tensor([value], device=self.accelerator.device)).max())
 
     # ---------------------------------------------------------------- the loss and its scale
 
@@ -245,9 +246,6 @@ class CoPETrainer(EpisodeTrainer):
         norm = super()._clip_grad_norm(model)
         self._policy_norm = float(norm)
         return norm
-
-    def _mean_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._sum_over_ranks(tensor) / self.accelerator.num_processes
 
     def _note_ratio(self, ratio: float | None) -> None:
         if ratio is None:

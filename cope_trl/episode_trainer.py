@@ -169,8 +169,7 @@ class EpisodeTrainer(GRPOTrainer):
             (self.args.seed * 1_000_003 + self.state.global_step * 10_007 + (first + i) // self._group_size) % 2**31
             for i in range(len(tasks))
         ]
-        player = EpisodePlayer(self.pool, self._sample_turn, self.chat, self.eos_token_ids, self._any_rank)
-        self.trajectories = played = player.play(tasks, prompts, self.limits[self._mode], seeds)
+        self.trajectories = played = self._player().play(tasks, prompts, self.limits[self._mode], seeds)
         self._means[self._mode].add_episodes(played)
         if self._recorder is not None:
             self._recorder.record(self._mode, self.state.global_step, played)
@@ -213,11 +212,13 @@ class EpisodeTrainer(GRPOTrainer):
             # Every rank plays as many batches, so that collective calls stay in step; surplus episodes are dropped.
             share = -(-len(dataset) // size)
             mine = dataset.select([min(rank * share + i, len(dataset) - 1) for i in range(share)])
-            player = EpisodePlayer(self.pool, self._sample_turn, self.chat, self.eos_token_ids, self._any_rank)
-            played = play_dataset(player, mine, self.limits["eval"], self.args.eval_batch_size, on_batch)
+            played = play_dataset(self._player(), mine, self.limits["eval"], self.args.eval_batch_size, on_batch)
         finally:
             self.model.train(training)
         return gather_object(played)[: len(dataset)] if size > 1 else played
+
+    def _player(self) -> EpisodePlayer:
+        return EpisodePlayer(self.pool, self._sample_turn, self.chat, self.eos_token_ids, self._any_rank)
 
     def _sample_turn(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Generation]:
         """Sample one turn with whatever engine TRL is set up with; its own limit is that of a whole completion."""
@@ -275,6 +276,14 @@ class EpisodeTrainer(GRPOTrainer):
         if self.accelerator.num_processes == 1:
             return tensor
         return self.accelerator.reduce(tensor.to(self.accelerator.device), reduction="sum")
+
+    def _mean_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._sum_over_ranks(tensor) / self.accelerator.num_processes
+
+    def _max_over_ranks(self, value: int) -> int:
+        if self.accelerator.num_processes == 1:
+            return value
+        return int(self.accelerator.gather(torch.tensor([value], device=self.accelerator.device)).max())
 
 
 def _named_datasets(train: Any, evaluation: Any) -> Iterator[tuple[str, Any]]:

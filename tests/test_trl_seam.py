@@ -140,3 +140,27 @@ def test_the_fused_head_scores_preshifted_labels_and_can_be_added_twice():
     assert output.log_probs[0, -1] == 0
     assert torch.equal(output.is_top1[0, :-1].bool(), logits[0, :-1].argmax(-1) == ids[0, 1:])
     assert torch.allclose(model(input_ids=ids).logits, logits)
+
+
+def test_an_attention_of_our_own_gets_the_models_keyword_arguments_and_a_ready_mask():
+    from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+    from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+
+    assert callable(AttentionInterface.register)
+    assert callable(AttentionMaskInterface.register)
+    assert parameters(repeat_kv) == ["hidden_states", "n_rep"]
+    assert parameters(sdpa_attention_forward)[:7] == [
+        "module",
+        "query",
+        "key",
+        "value",
+        "attention_mask",
+        "dropout",
+        "scaling",
+    ]
+    model = make_model()
+    assert model._supports_attention_backend
+    assert model.config._attn_implementation == "sdpa"
+    ready = torch.ones((1, 1, 1, 1), dtype=torch.bool)
+    embeds = torch.zeros((1, 4, model.config.hidden_size))
+    assert masking_utils.create_causal_mask(model.config, embeds, ready, None) is ready

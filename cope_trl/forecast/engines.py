@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cope_trl.errors import ConfigError
+from cope_trl.forecast.attention import BRANCHED
 
-_MASKED_ATTENTION = ("sdpa", "eager", "flex_attention")
+_MASKED_ATTENTION = ("sdpa", BRANCHED, "eager", "flex_attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class ModelTraits:
             temperature: rollout temperature.
         """
         if self.attention not in _MASKED_ATTENTION:
-            return f"attention {self.attention!r} takes no 4-D mask (use one of {list(_MASKED_ATTENTION)})"
+            return f"attention {self.attention!r} takes no 4-D mask (use 'sdpa', 'eager' or 'flex_attention')"
         if self.recurrent:
             return (
                 "the model has layers without softmax attention, which cannot skip the tokens between a branch and "

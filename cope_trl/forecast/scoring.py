@@ -1,16 +1,17 @@
 """Scoring the branches of a micro-batch with either engine.
 
 A `forward` here is a callable with the arguments of a causal language model plus pre-shifted `shift_labels`; it
-returns an object with per-position `log_probs`, `is_top1` (and `entropy`), each shaped like the labels.
+returns an object with per-position `log_probs`, `is_top1` (and `entropy`), each shaped like the labels
+([`~cope_trl.forecast.head.ScoredForward`]).
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from cope_trl.forecast.attention import BRANCHED, branched_arguments
 from cope_trl.forecast.loss import OffsetStats, forecast_loss
 from cope_trl.forecast.packing import (
     ForecastRows,
@@ -78,11 +79,12 @@ def score_shared(
         The forward's output, the batch it was called with, and the branches' scores of shape (B, F).
     """
     batch = pack_shared_prefix(input_ids, attention_mask, rows, logits_to_keep)
+    if implementation == BRANCHED:
+        attention = branched_arguments(attention_mask, rows)
+    else:
+        attention = {"attention_mask": attention_argument(batch, implementation, dtype)}
     output = forward(
-        input_ids=batch.input_ids,
-        position_ids=batch.position_ids,
-        attention_mask=attention_argument(batch, implementation, dtype),
-        shift_labels=batch.shift_labels,
+        input_ids=batch.input_ids, position_ids=batch.position_ids, shift_labels=batch.shift_labels, **attention
     )
     log_probs, is_top1 = batch.branch_slice(output.log_probs), batch.branch_slice(output.is_top1)
     return output, batch, Scores(log_probs, is_top1, rows.weight, rows.offset)
@@ -137,25 +139,3 @@ def _placeholder(input_ids: torch.Tensor, pad_token_id: int) -> SeparateBatch:
     ids = torch.full((1, 2), pad_token_id, dtype=torch.int64, device=input_ids.device)
     nothing = torch.zeros((1, 2), device=input_ids.device)
     return SeparateBatch(ids, torch.ones_like(ids), torch.full_like(ids, -100), nothing, torch.full_like(ids, -1))
-
-
-@contextmanager
-def undo_temperature(backbone: torch.nn.Module, first_column: int, temperature: float) -> Iterator[None]:
-    """Score the columns from `first_column` on at temperature 1 under a head that divides by `temperature`.
-
-    Scaling a hidden state scales its logits, so one head serves both; exact for a head without bias or soft cap.
-    """
-    if temperature == 1.0:
-        yield
-        return
-
-    def scale(module: torch.nn.Module, args: Any, output: Any) -> Any:
-        hidden = output.last_hidden_state
-        output.last_hidden_state = torch.cat([hidden[:, :first_column], hidden[:, first_column:] * temperature], 1)
-        return output
-
-    hook = backbone.register_forward_hook(scale)
-    try:
-        yield
-    finally:
-        hook.remove()

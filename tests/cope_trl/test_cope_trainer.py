@@ -6,6 +6,7 @@ import pytest
 import torch
 from support import BACK, GO, MIXED_SCRIPTS, make_config, make_model, make_tokenizer, scripted_trainer
 
+from cope_trl.forecast.attention import BRANCHED
 from cope_trl.forecast.windows import forecast_windows
 
 ENGINES = ["shared_prefix", "separate"]
@@ -81,6 +82,21 @@ def test_both_engines_equal_brute_force(tmp_path, architecture):
         assert set(grads) == set(reference)
         for name, grad in grads.items():
             assert relative(grad, reference[name]) < 1e-5, (engine, name)
+
+
+@pytest.mark.parametrize(
+    ("attention", "engine", "expected"),
+    [
+        ("sdpa", "shared_prefix", BRANCHED),
+        ("sdpa", "separate", "sdpa"),
+        ("eager", "shared_prefix", "eager"),
+    ],
+)
+def test_the_shared_prefix_replaces_sdpa_only(tmp_path, attention, engine, expected):
+    trainer = build(tmp_path, make_model(attn_implementation=attention), forecast_engine=engine)
+    assert trainer.model.config._attn_implementation == expected
+    again = build(tmp_path, trainer.model, forecast_engine="auto")
+    assert again.forecast_engine == "shared_prefix"
 
 
 @pytest.mark.parametrize("engine", ENGINES)

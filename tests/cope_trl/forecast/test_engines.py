@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cope_trl.errors import ConfigError
+from cope_trl.forecast.attention import BRANCHED, use_branched_attention
 from cope_trl.forecast.engines import ModelTraits, choose_engine
 from cope_trl.forecast.packing import pack_rows
 from cope_trl.forecast.scoring import score_separate, score_shared
@@ -196,3 +197,8 @@ def test_where_the_prefix_may_be_shared_both_engines_agree(kind, changes):
     expected = alone.log_probs[alone.weight > 0]
     assert expected.std() > 0.05
     assert torch.allclose(shared.log_probs[shared.weight > 0], expected, atol=2e-5)
+    if use_branched_attention(model):
+        branched = score_shared(forward_of(model), ids, mask, rows, 0, BRANCHED, model.dtype)[2]
+        assert torch.allclose(branched.log_probs[branched.weight > 0], expected, atol=2e-5)
+    else:
+        assert kind == "gemma2"  # its soft cap takes eager attention

@@ -6,6 +6,7 @@ import pytest
 import torch
 from support import VOCABULARY, make_model
 
+from cope_trl.forecast.attention import BRANCHED
 from cope_trl.forecast.packing import pack_rows, pack_shared_prefix
 from cope_trl.forecast.scoring import (
     Scores,
@@ -13,7 +14,6 @@ from cope_trl.forecast.scoring import (
     count_windows,
     score_separate,
     score_shared,
-    undo_temperature,
 )
 from cope_trl.types import Branch
 
@@ -77,7 +77,7 @@ def loss_by_hand(scored, rows):
     return -sum(float(rows.weight[key]) * value for key, (value, _) in scored.items())
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager", BRANCHED])
 @pytest.mark.parametrize("logits_to_keep", [0, 6])
 @torch.no_grad()
 def test_shared_prefix(implementation, logits_to_keep):
@@ -167,32 +167,6 @@ def test_the_mask_in_the_form_each_attention_takes():
     assert torch.equal(eager == 0, batch.dense_mask())
     flex = attention_argument(batch, "flex_attention", torch.float32)
     assert type(flex).__name__ == "BlockMask"
-
-
-class TestUndoTemperature:
-    def logits(self, model, ids, **kwargs):
-        with undo_temperature(model.model, **kwargs), torch.no_grad():
-            return model(input_ids=ids).logits
-
-    def test_columns_from_the_first_on_are_scaled(self, model):
-        ids = torch.arange(10, 18)[None]
-        plain = self.logits(model, ids, first_column=3, temperature=1.0)
-        scaled = self.logits(model, ids, first_column=3, temperature=0.5)
-        assert torch.equal(scaled[:, :3], plain[:, :3])
-        assert torch.allclose(scaled[:, 3:], 0.5 * plain[:, 3:], atol=1e-5)
-
-    def test_a_head_that_divides_then_scores_at_temperature_one(self, model):
-        ids = torch.arange(10, 18)[None]
-        plain = torch.log_softmax(self.logits(model, ids, first_column=0, temperature=1.0), -1)
-        divided = torch.log_softmax(self.logits(model, ids, first_column=0, temperature=0.7) / 0.7, -1)
-        assert torch.allclose(plain, divided, atol=1e-5)
-
-    def test_the_hook_goes_also_after_an_error(self, model):
-        ids = torch.arange(10, 18)[None]
-        plain = self.logits(model, ids, first_column=0, temperature=1.0)
-        with pytest.raises(ValueError, match="in between"), undo_temperature(model.model, 0, 0.5):
-            raise ValueError("in between")
-        assert torch.equal(self.logits(model, ids, first_column=0, temperature=1.0), plain)
 
 
 def test_scores_are_weighed_like_the_loss():

@@ -1,0 +1,87 @@
+"""The LM head on the scored positions only.
+
+A branch opens with the request for a plan, and a trajectory is mostly observations: positions without a label need no
+logits. TRL's fused head leaves them out on CUDA and scores them all on a CPU; here they are left out everywhere, by
+handing the head only the hidden states that are scored.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cope_trl.forecast.packing import IGNORE
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """What the head says of each position; 0 where the label is -100.
+
+    Attributes:
+        log_probs: (B, N) log-probability of the label.
+        entropy: (B, N) entropy of the distribution in nats.
+        is_top1: (B, N) whether the label is the most likely token.
+    """
+
+    log_probs: torch.Tensor
+    entropy: torch.Tensor
+    is_top1: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredForward:
+    """A forward of a causal language model that runs its head on the labelled positions only.
+
+    Args:
+        forward: the model with a fused LM head, called with `shift_labels`; returns per-position `log_probs`,
+            `entropy` and `is_top1`.
+        backbone: the module whose `last_hidden_state` that head reads.
+        temperature: what that head divides the logits by.
+        first_column: positions from this one on are scored at temperature 1 all the same: scaling a hidden state
+            scales its logits, so one head serves both (exact for a head without bias or soft cap). `None` leaves all
+            positions at the head's temperature.
+    """
+
+    forward: Callable[..., Any]
+    backbone: torch.nn.Module
+    temperature: float = 1.0
+    first_column: int | None = None
+
+    def __call__(self, shift_labels: torch.Tensor, **inputs: Any) -> TokenScores:
+        """Score the labels.
+
+        Args:
+            shift_labels: (B, N) id scored at each position, or -100.
+            inputs: arguments of the model's forward, `input_ids` of shape (B, N) among them.
+        """
+        scored = shift_labels != IGNORE
+        # A head called with nothing at all cannot be differentiated; every rank needs a gradient, be it 0.
+        kept = scored.clone()
+        kept[0, 0] |= ~scored.any()
+        with self._reduced(kept):
+            output = self.forward(shift_labels=shift_labels[kept][None], **inputs)
+        log_probs, entropy, top = (
+            values.new_zeros(kept.shape).masked_scatter(kept, values)
+            for values in (output.log_probs, output.entropy, output.is_top1)
+        )
+        return TokenScores(log_probs, entropy, top)
+
+    @contextmanager
+    def _reduced(self, kept: torch.Tensor) -> Iterator[None]:
+        """Make the backbone return (1, M, H) hidden states of the M kept positions, in reading order."""
+
+        def reduce(module: torch.nn.Module, args: Any, output: Any) -> Any:
+            hidden = output.last_hidden_state
+            if self.first_column is not None and self.temperature != 1.0:
+                first = self.first_column
+                hidden = torch.cat([hidden[:, :first], hidden[:, first:] * self.temperature], dim=1)
+            output.last_hidden_state = hidden[kept.to(hidden.device)][None]
+            return output
+
+        hook = self.backbone.register_forward_hook(reduce)
+        try:
+            yield
+        finally:
+            hook.remove()
