@@ -259,6 +259,27 @@ def scripted_trainer(model, config, goals: Sequence[int], scripts: Sequence[Sequ
     )
 
 
+def half_expert_trainer(model, config, tasks, replies: Sequence[str], idle: str):
+    """A `CoPETrainer` on real environments: even rollouts say `replies`, one a turn; odd ones always say `idle`.
+
+    Args:
+        tasks: dataset with the one task that `replies` solve.
+    """
+    from cope_trl.cope_trainer import CoPETrainer
+
+    tokenizer = make_tokenizer()
+
+    class HalfExpert(CoPETrainer):
+        def _rollout(self, prompts, trainer):
+            self.script = ScriptedPolicy(tokenizer, [replies, [idle]] * (len(prompts) // 2), self.chat.end_of_turn_id)
+            return super()._rollout(prompts, trainer)
+
+        def _sample_turn(self, prompts, max_new_tokens):
+            return self.script(prompts, max_new_tokens)
+
+    return HalfExpert(model=model, args=config, train_dataset=tasks, processing_class=tokenizer)
+
+
 # Eight rollouts of two tasks with goal 2 or 3: successes of several lengths, detours, a failure, an unfinished one.
 GO, BACK, TALK = "Thought: on. Action: go", "Action: back", "I do not know.\n\nAction:"
 MIXED_SCRIPTS = [

@@ -56,10 +56,7 @@ class ScoredForward:
             shift_labels: (B, N) id scored at each position, or -100.
             inputs: arguments of the model's forward, `input_ids` of shape (B, N) among them.
         """
-        scored = shift_labels != IGNORE
-        # A head called with nothing at all cannot be differentiated; every rank needs a gradient, be it 0.
-        kept = scored.clone()
-        kept[0, 0] |= ~scored.any()
+        kept = shift_labels != IGNORE
         with self._reduced(kept):
             output = self.forward(shift_labels=shift_labels[kept][None], **inputs)
         log_probs, entropy, top = (

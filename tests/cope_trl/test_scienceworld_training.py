@@ -5,10 +5,9 @@ import shutil
 
 import pytest
 import torch
-from support import make_config, make_model, make_tokenizer
+from support import half_expert_trainer, make_config, make_model
 
-from cope_trl import CoPETrainer, load_tasks
-from cope_trl.rollout.generation import Generation
+from cope_trl import load_tasks
 
 
 @pytest.mark.jvm
@@ -20,22 +19,6 @@ def test_a_gold_path_is_played_scored_and_forecast(tmp_path):
 
     tasks = load_tasks("scienceworld", families=["find-living-thing"], limit=1)
     gold = gold_actions(tasks[0]["task_id"])
-    tokenizer = make_tokenizer()
-
-    class HalfExpert(CoPETrainer):
-        """Every second rollout follows the gold path; the others wait."""
-
-        def _rollout(self, prompts, trainer):
-            self.turn = 0
-            return super()._rollout(prompts, trainer)
-
-        def _sample_turn(self, prompts, max_new_tokens):
-            turn, self.turn = self.turn, self.turn + 1
-            says = [gold[turn] if len(prompts) == 1 or i % 2 == 0 else "wait1" for i in range(len(prompts))]
-            end = self.chat.end_of_turn_id
-            encoded = [tokenizer(f"Action: {text}", add_special_tokens=False)["input_ids"] for text in says]
-            return [Generation([*ids, end]) for ids in encoded]
-
     config = make_config(
         tmp_path,
         per_device_train_batch_size=2,
@@ -46,7 +29,8 @@ def test_a_gold_path_is_played_scored_and_forecast(tmp_path):
         environment_timeout=120.0,
     )
     model = make_model(max_position_embeddings=65_536)
-    trainer = HalfExpert(model=model, args=config, train_dataset=tasks, processing_class=tokenizer)
+    replies = [f"Action: {action}" for action in gold]
+    trainer = half_expert_trainer(model, config, tasks, replies, "Action: wait1")
     trainer.train()
     trainer.close()
     won, lost = trainer.trajectories
