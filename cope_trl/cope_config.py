@@ -11,6 +11,7 @@ from cope_trl.errors import ConfigError
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "forecast_gate": ("success", "mixed", "all"),
+    "forecast_task_weight": ("uniform", "failure_rate"),
     "forecast_reduction": ("mean", "sum"),
     "forecast_update": ("joint", "separate"),
     "forecast_engine": ("auto", "shared_prefix", "separate"),
@@ -52,6 +53,9 @@ class CoPEConfig(GRPOConfig):
             hold a failure), `"all"` (no success condition).
         forecast_group_norm (`bool`, *optional*, defaults to `True`):
             Divide by the number of successes of the group (paper §5.2).
+        forecast_task_weight (`str`, *optional*, defaults to `"uniform"`):
+            `"uniform"`: every task with a success weighs the same (paper Eq. 5). `"failure_rate"`: by the share of its
+            group that did not succeed, so that tasks the policy already solves do not crowd out the others.
         forecast_reduction (`str`, *optional*, defaults to `"mean"`):
             `"mean"`: token mean inside a window, mean over the windows of a trajectory. `"sum"`: Eq. 5 to the letter,
             hundreds of times larger, so that `forecast_coef` must be smaller.
@@ -105,6 +109,7 @@ class CoPEConfig(GRPOConfig):
     forecast_horizon: int = _option(2, "Largest future offset K; a forecast holds up to K+1 actions.")
     forecast_gate: str = _option("success", "Trajectories to forecast from: 'success', 'mixed' or 'all'.")
     forecast_group_norm: bool = _option(True, "Divide by the number of successes of the group.")
+    forecast_task_weight: str = _option("uniform", "Tasks weigh the same, or by their 'failure_rate'.")
     forecast_reduction: str = _option("mean", "'mean' over tokens and windows, or 'sum' (Eq. 5 to the letter).")
     forecast_skip_invalid: bool = _option(False, "Leave actions without effect out of the targets.")
     forecast_max_windows: int | None = _option(None, "At most this many windows a trajectory.")

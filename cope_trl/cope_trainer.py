@@ -134,7 +134,8 @@ class CoPETrainer(EpisodeTrainer):
     def _forecast_buffer(self) -> dict[str, torch.Tensor]:
         args, means, played = self.args, self._means[self._mode], self.trajectories
         success, failed = self._gathered("success"), self._gathered("failed")
-        weights = trajectory_weights(success, failed, self._group_size, args.forecast_gate, args.forecast_group_norm)
+        weighting = (args.forecast_gate, args.forecast_group_norm, args.forecast_task_weight)
+        weights = trajectory_weights(success, failed, self._group_size, *weighting)
         first = self.accelerator.process_index * len(played)
         local = weights[first : first + len(played)].tolist()
         if self.mask_truncated_completions:  # their tokens are hidden from attention, so nothing can branch off them

@@ -14,6 +14,7 @@ import torch
 
 Gate = Literal["success", "mixed", "all"]
 Reduction = Literal["mean", "sum"]
+TaskWeight = Literal["uniform", "failure_rate"]
 
 
 def trajectory_weights(
@@ -22,6 +23,7 @@ def trajectory_weights(
     num_generations: int,
     gate: Gate = "success",
     group_norm: bool = True,
+    task_weight: TaskWeight = "uniform",
 ) -> torch.Tensor:
     """Weight w of each trajectory (paper Eq. 5 for `gate="success"`).
 
@@ -32,6 +34,9 @@ def trajectory_weights(
         gate: `"success"` takes all successes; `"mixed"` only successes of groups that also hold a failure (where GRPO
             has a signal); `"all"` takes every trajectory that did not fail.
         group_norm: divide by the number of trajectories the gate takes in the group; otherwise they weigh 1.
+        task_weight: `"uniform"` lets every task with a success weigh the same (Eq. 5), however easy it is;
+            `"failure_rate"` multiplies by the share of its group that did not succeed, so that tasks the policy
+            already solves fade out (§8 discusses the harm that easy refusals do).
 
     Returns:
         (N,) float32.
@@ -44,6 +49,8 @@ def trajectory_weights(
     weights = taken.float()
     if group_norm:
         weights = weights / taken.sum(1, keepdim=True).clamp(min=1)
+    if task_weight == "failure_rate":
+        weights = weights * (1 - hits.sum(1, keepdim=True) / alive.sum(1, keepdim=True).clamp(min=1))
     return weights.view(-1)
 
 

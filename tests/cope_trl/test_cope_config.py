@@ -16,6 +16,7 @@ NEW = {
     "forecast_horizon": 2,
     "forecast_gate": "success",
     "forecast_group_norm": True,
+    "forecast_task_weight": "uniform",
     "forecast_reduction": "mean",
     "forecast_skip_invalid": False,
     "forecast_max_windows": None,
@@ -86,7 +87,13 @@ BAD = [
     *[(name, value) for name in ("forecast_horizon", "forecast_grad_norm_steps") for value in (-1, None)],
     *[
         (name, value)
-        for name in ("forecast_gate", "forecast_reduction", "forecast_update", "forecast_engine")
+        for name in (
+            "forecast_gate",
+            "forecast_task_weight",
+            "forecast_reduction",
+            "forecast_update",
+            "forecast_engine",
+        )
         for value in ("Success", "", None)
     ],
     *[
@@ -125,6 +132,7 @@ def test_a_bad_value_is_one_error_with_field_and_value(tmp_path, name, value):
         ("max_prompt_length", 1),
         ("environment_timeout", 0.01),
         *[("forecast_gate", v) for v in ("success", "mixed", "all")],
+        *[("forecast_task_weight", v) for v in ("uniform", "failure_rate")],
         *[("forecast_reduction", v) for v in ("mean", "sum")],
         *[("forecast_update", v) for v in ("joint", "separate")],
         *[("forecast_engine", v) for v in ("auto", "shared_prefix", "separate")],
@@ -175,6 +183,7 @@ WRITTEN = {
     "forecast_horizon": 4,
     "forecast_gate": "mixed",
     "forecast_group_norm": False,
+    "forecast_task_weight": "failure_rate",
     "forecast_reduction": "sum",
     "forecast_skip_invalid": True,
     "forecast_max_windows": 8,

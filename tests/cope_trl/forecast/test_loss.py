@@ -69,6 +69,38 @@ def test_a_failed_rollout_is_no_failure_of_its_group():
     assert trajectory_weights(success, failed, 4).tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
 
 
+@pytest.mark.parametrize(
+    ("gate", "expected"),
+    [
+        # Times the share without success: 2 of 4, 0 of 4, 4 of 4, and 1 of the 2 rollouts that did not break.
+        ("success", [0.25, 0.25, 0, 0] + [0] * 4 + [0] * 4 + [0.5, 0, 0, 0]),
+        ("all", [0.125] * 4 + [0] * 4 + [0.25] * 4 + [0.25, 0, 0.25, 0]),
+    ],
+)
+def test_tasks_weighed_by_failure_rate_on_paper(gate, expected):
+    success = torch.tensor([1, 1, 0, 0] + [1] * 4 + [0] * 4 + [1, 0, 0, 1]).bool()
+    failed = torch.tensor([0] * 13 + [1, 0, 1]).bool()
+    weights = trajectory_weights(success, failed, 4, gate, True, "failure_rate")
+    assert weights.tolist() == pytest.approx(expected)
+
+
+def test_easy_refusals_lose_their_share_of_the_forecasts():
+    """Sixteen tasks of a customer service: half are refusals that nearly every rollout gets right."""
+    generator = torch.Generator().manual_seed(0)
+    rates = torch.tensor([0.9] * 8 + [0.25] * 8).repeat_interleave(8)
+    success = torch.rand(rates.shape, generator=generator) < rates
+    failed, refusal = torch.zeros_like(success), rates > 0.5
+
+    def share(gate, task_weight):
+        weights = trajectory_weights(success, failed, 8, gate, True, task_weight)
+        return float(weights[refusal].sum() / weights.sum())
+
+    uniform = share("success", "uniform")
+    assert uniform > 0.45
+    assert share("mixed", "uniform") < uniform
+    assert share("success", "failure_rate") < 0.5 * uniform
+
+
 def test_rows_that_are_no_whole_groups_are_refused():
     with pytest.raises(RuntimeError):
         trajectory_weights(torch.ones(5).bool(), torch.zeros(5).bool(), 4)
