@@ -7,6 +7,7 @@ import torch
 from support import BACK, GO, MIXED_SCRIPTS, make_config, make_model, make_tokenizer, scripted_trainer
 
 from cope_trl.forecast.attention import BRANCHED
+from cope_trl.forecast.packing import pack_rows
 from cope_trl.forecast.windows import forecast_windows
 
 ENGINES = ["shared_prefix", "separate"]
@@ -183,6 +184,20 @@ def test_separate_update_takes_a_step_of_its_own(tmp_path):
         assert torch.equal(value, start[name]), name
 
 
+def test_separate_update_makes_no_step_without_a_success(tmp_path, monkeypatch):
+    """Adam would move the weights by its momentum, whatever the gradient."""
+    trainer = build(tmp_path, scripts=[[GO]] * 8, forecast_update="separate")
+    trainer.train()
+    trainer._step_inputs = [({}, pack_rows([[], []], [0.0, 0.0], "mean"))]
+
+    def step(*_args, **_kwargs):
+        raise AssertionError("the optimizer was called")
+
+    monkeypatch.setattr(trainer.optimizer, "step", step)
+    trainer._forecast_step()
+    assert trainer._step_inputs == []
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_gradient_from_what_is_not_a_target(tmp_path, engine):
     """Labels are the target tokens alone: changing any weightless branch token's label changes nothing."""
@@ -251,8 +266,18 @@ def test_groups_of_one_outcome_stay_finite(tmp_path, gate, script):
     assert (logged["forecast/loss"] > 0) == forecasts
 
 
-def test_metrics_of_a_step(tmp_path):
-    trainer = build(tmp_path, forecast_coef=0.01, forecast_grad_norm_steps=1, learning_rate=1e-3)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("micro_batch", "accumulation"), [(8, 1), (4, 2)])
+def test_metrics_of_a_step(tmp_path, engine, micro_batch, accumulation):
+    trainer = build(
+        tmp_path,
+        forecast_engine=engine,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=accumulation,
+        forecast_coef=0.01,
+        forecast_grad_norm_steps=1,
+        learning_rate=1e-3,
+    )
     trainer.train()
     logged = trainer.state.log_history[0]
     played = trainer.trajectories
@@ -265,7 +290,12 @@ def test_metrics_of_a_step(tmp_path):
     assert logged["forecast/group_success"] == pytest.approx(1 / 2)
     assert logged["forecast/windows"] == sum(len(forecast_windows(t, 2)) for t in played if t.success)
     assert logged["tokens/policy"] == sum(len(t.ids) for t in played)
-    assert logged["tokens/saved"] > logged["tokens/forecast"] > 0
+    windows = [window for t in played if t.success for window in forecast_windows(t, 2)]
+    branches = sum(len(trainer.chat.branch(window.targets, "list").ids) for window in windows)
+    histories = sum(trainer.chat.history_cut(window.history_end) for window in windows)
+    shared = engine == "shared_prefix"
+    assert logged["tokens/forecast"] == branches + (0 if shared else histories)
+    assert logged.get("tokens/saved", 0) == (histories if shared else 0)
     assert logged["forecast/grad_ratio"] > 0
     assert 0 <= logged["forecast/accuracy_k1"] <= 1
     expected = reference_loss(make_model(), trainer, played)
