@@ -72,15 +72,19 @@ class ChatFormat:
 
     # ---------------------------------------------------------------- episodes
 
-    def prompt_ids(self, messages: Sequence[Message], observation: str) -> list[int]:
+    def prompt_ids(
+        self, messages: Sequence[Message], observation: str, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
         """Ids of the standing messages, the first observation as a user turn, and the generation prompt.
 
-        A conversation that already ends with a user message gets the observation appended to it.
+        A conversation that already ends with a user message gets the observation appended to it. The JSON schemas in
+        `tools` are shown as the template shows tools; one that does not is an error.
         """
         *head, last = [*messages, {"role": "user", "content": _MARK}]
         if head and head[-1]["role"] == "user":
             last = {"role": "user", "content": f"{head.pop()['content']}{MERGE_SEPARATOR}{_MARK}"}
-        text = self._render([*head, last], generation_prompt=True)
+        text = self._render([*head, last], generation_prompt=True, tools=tools)
+        self._check_tools(text, tools)
         before, found, after = text.rpartition(_MARK)
         if not found:
             raise TemplateError("The chat template dropped the last user message of the prompt.")
@@ -89,6 +93,15 @@ class ChatFormat:
         if gen and ids[-len(gen) :] != gen:
             raise TemplateError("The chat template renders another generation prompt here than after a later turn.")
         return ids
+
+    def _check_tools(self, text: str, tools: Sequence[Mapping[str, Any]] | None) -> None:
+        for tool in tools or ():
+            name = tool.get("function", tool).get("name", "")
+            if name not in text:
+                raise TemplateError(
+                    f"The chat template of {self.tokenizer.name_or_path!r} shows no tool {name!r}: it "
+                    "renders no tools. Use a model whose template does (Qwen2.5, Qwen3, Llama 3.1), or set another."
+                )
 
     def turn_suffix_ids(self, observation: str, last_id: int) -> list[int]:
         """Ids between two policy turns: what closes the assistant's turn, the observation, the generation prompt.
@@ -142,10 +155,16 @@ class ChatFormat:
 
     # ---------------------------------------------------------------- encoding
 
-    def _render(self, messages: Sequence[Message], generation_prompt: bool = False) -> str:
+    def _render(
+        self,
+        messages: Sequence[Message],
+        generation_prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         try:
             return self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] if tools else None,
                 chat_template=self.chat_template,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,

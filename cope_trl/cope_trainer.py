@@ -144,10 +144,10 @@ class CoPETrainer(EpisodeTrainer):
         rng = random.Random(f"{args.seed}-{self.state.global_step}-{self.accelerator.process_index}")
         branches = build_branches(played, local, self.chat, settings, rng)
         rows = pack_rows(branches, local, args.forecast_reduction, self.accelerator.device)
-        grouped = success.view(-1, self._group_size).any(dim=1)
-        means.add("forecast/group_success", float(grouped.float().mean()))
+        means.add_groups(success, self._gathered("refusal"), self._group_size)
         processes = self.accelerator.num_processes  # the mean over ranks of `processes × local` is the total
         history = sum(cut for row in branches for cut, _ in row)
+        means.add_branches(branch for row in branches for _, branch in row)
         shared = self.forecast_engine == "shared_prefix"
         means.add("forecast/windows", processes * sum(map(len, branches)))
         means.add("tokens/policy", processes * sum(len(episode.ids) for episode in played))

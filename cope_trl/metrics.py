@@ -3,15 +3,18 @@
 Every name is known beforehand, so that all ranks reduce the same vector even when one of them had no episode to count.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from cope_trl.forecast.loss import OffsetStats
-from cope_trl.types import Trajectory
+from cope_trl.types import Branch, Trajectory, Turn
 
 EPISODE = ("success", "score", "turns", "invalid_action_rate", "truncated", "failed", "environment_seconds")
-FORECAST = ("loss", "windows", "group_success", "grad_ratio")
+# Only where the protocol is tool calls: share of turns that are calls; share of calls from a reply that held several;
+# share of calls that could not be read.
+CALLS = ("tool_call_rate", "multi_call_rate", "malformed_call_rate")
+FORECAST = ("loss", "windows", "group_success", "grad_ratio", "refusal_groups", "tool_call_rate")
 TOKENS = ("policy", "forecast", "saved")
 TIMES = ("rollout", "update", "forecast_step")
 
@@ -26,7 +29,7 @@ class RunningMeans:
     def __init__(self, horizon: int) -> None:
         self.horizon = horizon
         self.names = (
-            *(f"episode/{name}" for name in EPISODE),
+            *(f"episode/{name}" for name in (*EPISODE, *CALLS)),
             *(f"forecast/{name}" for name in FORECAST),
             *(f"forecast/nll_k{k}" for k in range(horizon + 1)),
             *(f"forecast/accuracy_k{k}" for k in range(horizon + 1)),
@@ -74,6 +77,34 @@ class RunningMeans:
             self.add("episode/invalid_action_rate", sum(turn.invalid for turn in executed), len(executed))
             self.add("episode/truncated", float(trajectory.truncated))
             self.add("episode/environment_seconds", trajectory.environment_seconds)
+            if trajectory.layout == "turns":
+                self._add_calls(executed)
+
+    def _add_calls(self, turns: Sequence[Turn]) -> None:
+        calls = [turn for turn in turns if turn.is_call]
+        self.add("episode/tool_call_rate", len(calls), len(turns))
+        several = sum(turn.details.get("num_calls", 1) > 1 for turn in calls)
+        self.add("episode/multi_call_rate", several, len(calls))
+        self.add("episode/malformed_call_rate", sum(bool(t.details.get("malformed")) for t in calls), len(calls))
+
+    def add_groups(self, success: torch.Tensor, refusal: torch.Tensor, group_size: int) -> None:
+        """Count groups that hold a success, and among them those whose every success is a refusal.
+
+        Args:
+            success: (N,) bool, whole groups in a row, those of all ranks together.
+            refusal: (N,) bool, see [`~cope_trl.Trajectory.refusal`].
+            group_size: G.
+        """
+        won = success.view(-1, group_size)
+        with_success = won.any(dim=1)
+        self.add("forecast/group_success", float(with_success.float().mean()))
+        refused = with_success & (refusal.view_as(won) == won).all(dim=1)
+        self.add("forecast/refusal_groups", float(refused.sum()), float(with_success.sum()))
+
+    def add_branches(self, branches: Iterable[Branch]) -> None:
+        """Count the forecast targets that are tool calls."""
+        calls = [call for branch in branches for call in branch.calls]
+        self.add("forecast/tool_call_rate", sum(calls), len(calls))
 
 
 def _split_update_time(means: dict[str, float]) -> dict[str, float]:

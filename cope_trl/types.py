@@ -1,7 +1,8 @@
 """The data that flows between stages: frozen dataclasses, every field with its shape and unit."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Layout = Literal["list", "turns"]
 
@@ -37,6 +38,7 @@ class Turn:
         is_call: whether the action is a tool call.
         observation: the environment's answer; empty when the turn was cut and never executed.
         score: the benchmark's graded score after the turn.
+        details: what else the environment's `info` said.
     """
 
     history_end: int
@@ -49,6 +51,7 @@ class Turn:
     is_call: bool = False
     observation: str = ""
     score: float = 0.0
+    details: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,11 @@ class Trajectory:
         """(P+C,) the whole episode."""
         return self.prompt_ids + self.completion_ids
 
+    @property
+    def refusal(self) -> bool:
+        """Whether the episode succeeded without a change of the database, where the environment counts `writes`."""
+        return self.success and bool(self.turns) and self.turns[-1].details.get("writes") == 0
+
 
 @dataclass(frozen=True, slots=True)
 class ForecastWindow:
@@ -120,8 +128,10 @@ class Branch:
         ids: (F,) the plan-ahead turn, the generation prompt, and the target actions.
         loss_mask: (F,) 1 on the target and its end-of-turn token, 0 elsewhere.
         offsets: (F,) offset k of the action a target token belongs to, -1 on every other token.
+        calls: for each target action, whether it is a tool call; empty where the protocol knows no calls.
     """
 
     ids: tuple[int, ...]
     loss_mask: tuple[int, ...]
     offsets: tuple[int, ...]
+    calls: tuple[bool, ...] = ()

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from env_adapters.errors import (
         EnvAdapterError,
         EnvContractError,
+        EnvDataError,
         EpisodeStateError,
         MissingDependencyError,
         UnknownEnvironmentError,
@@ -43,6 +44,7 @@ __all__ = [
     # errors
     "EnvAdapterError",
     "EnvContractError",
+    "EnvDataError",
     "EpisodeStateError",
     "MissingDependencyError",
     "UnknownEnvironmentError",

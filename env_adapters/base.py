@@ -7,7 +7,7 @@ the `info` keys, the order of calls) is done once, here.
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import gymnasium
@@ -36,6 +36,7 @@ class Outcome:
         success: whether the benchmark's own success criterion holds now (paper B.3).
         done: whether the episode is over, in success or in failure.
         invalid: whether the action had no effect because the environment did not accept it.
+        details: more about the step, for logs and analysis; becomes part of `info`, whose own keys it cannot replace.
     """
 
     observation: str
@@ -43,6 +44,7 @@ class Outcome:
     success: bool = False
     done: bool = False
     invalid: bool = False
+    details: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 class AnyText(gymnasium.Space[str]):
@@ -73,6 +75,8 @@ class TextEnv(gymnasium.Env[str, str]):
         score_range: smallest and largest score the benchmark gives.
         splits: names of the splits that `tasks` accepts.
         max_turns, max_turns_eval: turn limits of the paper (Tables 9 to 11) in training and in evaluation.
+        data_maker: `"package.module:function"` that writes the data files the environment plays from, called with the
+            command-line arguments after `cope-trl envs make-data NAME`; `None` where there are none to write.
     """
 
     name: ClassVar[str]
@@ -83,6 +87,7 @@ class TextEnv(gymnasium.Env[str, str]):
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
     max_turns: ClassVar[int] = 20
     max_turns_eval: ClassVar[int] = 30
+    data_maker: ClassVar[str | None] = None
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - as gymnasium.Env declares it
 
     observation_space = AnyText()
@@ -171,14 +176,27 @@ class TextEnv(gymnasium.Env[str, str]):
     # ---------------------------------------------------------------- for callers
 
     @classmethod
-    def standing_messages(cls) -> list[dict[str, str]]:
-        """The messages every episode begins with, before the first observation (paper Appendix C)."""
+    def standing_messages(cls, task_id: str | None = None) -> list[dict[str, str]]:
+        """The messages an episode begins with, before the first observation (paper Appendix C).
+
+        Args:
+            task_id: the task; only environments whose instruction differs from task to task look at it.
+        """
         if cls.acknowledgement is None:
             return [{"role": "system", "content": cls.instruction}]
         return [
             {"role": "user", "content": cls.instruction},
             {"role": "assistant", "content": cls.acknowledgement},
         ]
+
+    @classmethod
+    def tools(cls, task_id: str | None = None) -> list[dict[str, Any]] | None:
+        """JSON schemas of the tools that the chat template shows to the agent, or `None` where there are none.
+
+        Args:
+            task_id: the task; only environments whose tools differ from task to task look at it.
+        """
+        return None
 
     @classmethod
     def check_split(cls, split: str) -> None:
@@ -195,6 +213,7 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def _info(self, outcome: Outcome, action: str) -> dict[str, Any]:
         info: dict[str, Any] = {
+            **outcome.details,
             "success": outcome.success,
             "score": outcome.score,
             "action": action,

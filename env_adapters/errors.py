@@ -28,6 +28,10 @@ class MissingDependencyError(EnvAdapterError, ImportError):
     """A package or program the environment needs is not installed."""
 
 
+class EnvDataError(EnvAdapterError, OSError):
+    """The data files an environment plays from are missing, damaged, or of another version."""
+
+
 class EpisodeStateError(EnvAdapterError, RuntimeError):
     """`step` was called before `reset`, after the end of an episode, or after `close`."""
 

@@ -217,7 +217,7 @@ def _by_id(env: type[TextEnv], ids: list[str], env_options: dict[str, Any]) -> l
 
 def _row(task: Task, env: type[TextEnv]) -> dict[str, Any]:
     return {
-        "prompt": env.standing_messages(),
+        "prompt": env.standing_messages(task.task_id),
         "environment": task.environment,
         "task_id": task.task_id,
         "family": task.family,

@@ -1,5 +1,6 @@
 """Trajectories on disk and as datasets: every field kept, one row an episode."""
 
+import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
@@ -24,6 +25,7 @@ _TURN = {
     "is_call": Value("bool"),
     "observation": Value("string"),
     "score": Value("float64"),
+    "details": Value("string"),  # JSON: every environment has its own
 }
 # Columns carry the names of the fields of `Trajectory` and `Turn`; the fields of `TaskRef` are columns of their own.
 FEATURES = Features(
@@ -138,6 +140,8 @@ def _to_table(trajectories: Iterable[Trajectory]) -> pa.Table:
 
 def _to_row(trajectory: Trajectory) -> dict[str, Any]:
     row = asdict(trajectory)
+    for turn in row["turns"]:
+        turn["details"] = json.dumps(turn["details"], default=str)
     return {**row.pop("task"), **row}
 
 
@@ -150,7 +154,7 @@ def _from_row(row: dict[str, Any]) -> Trajectory:
         )
     values = {name: row[name] for name in FEATURES}
     task = TaskRef(**{name: values.pop(name) for name in _TASK_FIELDS})
-    values["turns"] = tuple(Turn(**turn) for turn in values["turns"])
+    values["turns"] = tuple(Turn(**{**turn, "details": json.loads(turn["details"])}) for turn in values["turns"])
     for name in ("prompt_ids", "completion_ids", "completion_mask"):
         values[name] = tuple(values[name])
     if values["logprobs"] is not None:

@@ -2,11 +2,11 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cope_trl.chat import ChatFormat
 from cope_trl.forecast.windows import forecast_windows
-from cope_trl.types import Branch, Trajectory
+from cope_trl.types import Branch, ForecastWindow, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,5 +53,12 @@ def build_branches(
             max_windows=settings.max_windows,
             rng=rng,
         )
-        rows.append([(chat.history_cut(w.history_end), chat.branch(w.targets, trajectory.layout)) for w in windows])
+        rows.append([(chat.history_cut(w.history_end), _branch(trajectory, w, chat)) for w in windows])
     return rows
+
+
+def _branch(trajectory: Trajectory, window: ForecastWindow, chat: ChatFormat) -> Branch:
+    branch = chat.branch(window.targets, trajectory.layout)
+    if trajectory.layout == "turns":
+        branch = replace(branch, calls=tuple(trajectory.turns[turn].is_call for turn in window.turns))
+    return branch

@@ -80,6 +80,10 @@ class _Episode:
         self.error, self.active, self.success = message, False, False
 
 
+# What `info` holds in every environment; a turn has fields of its own for it.
+_OWN_FIELDS = ("success", "score", "action", "invalid", "admissible_actions")
+
+
 class EpisodePlayer:
     """Plays episodes.
 
@@ -153,7 +157,9 @@ class EpisodePlayer:
                 episode.fail(result.message)
                 continue
             episode.first_observation = result[0]
-            episode.prompt_ids = self.chat.prompt_ids(episode.messages, result[0])
+            list_tools = getattr(episode.handle.env, "tools", None)
+            tools = list_tools(episode.task.task_id) if callable(list_tools) else None
+            episode.prompt_ids = self.chat.prompt_ids(episode.messages, result[0], tools)
             limit = limits.max_prompt_length
             if limit is not None and len(episode.prompt_ids) > limit:
                 episode.fail(
@@ -279,6 +285,7 @@ def _executed(turn: Turn, env: Any, observation: str, info: Mapping[str, Any]) -
         invalid=bool(info.get("invalid", False)),
         observation=observation,
         score=float(info.get("score", 0.0)),
+        details={name: value for name, value in info.items() if name not in _OWN_FIELDS},
     )
 
 

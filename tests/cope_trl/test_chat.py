@@ -159,6 +159,34 @@ def test_a_conversation_that_ends_with_the_user_gets_the_observation_appended(to
     assert ids == render(chat, [{"role": "user", "content": "Rules.\n\nYou are here."}], generation_prompt=True)
 
 
+TOOLS = [
+    {"type": "function", "function": {"name": "get_order", "description": "Look.", "parameters": {"type": "object"}}},
+    {"type": "function", "function": {"name": "cancel_it", "description": "Stop.", "parameters": {"type": "object"}}},
+]
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3"])
+def test_tools_are_shown_as_the_template_shows_them(name):
+    _, chat = build(name)
+    messages = [{"role": "system", "content": "Be polite."}]
+    ids = chat.prompt_ids(messages, "Hello?", TOOLS)
+    expected = chat.tokenizer.apply_chat_template(
+        [*messages, {"role": "user", "content": "Hello?"}],
+        chat_template=chat.chat_template,
+        tools=TOOLS,
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    assert chat.tokenizer.decode(ids) == expected
+    assert "get_order" in expected
+    assert "get_order" not in chat.tokenizer.decode(chat.prompt_ids(messages, "Hello?"))
+
+
+def test_a_template_that_shows_no_tools_is_refused_with_tools():
+    with pytest.raises(TemplateError, match="shows no tool 'get_order'"):
+        build("smollm2")[1].prompt_ids([{"role": "system", "content": "Be polite."}], "Hello?", TOOLS)
+
+
 def test_qwen3_gets_the_training_template():
     _, chat = build("qwen3")
     assert chat.replaced

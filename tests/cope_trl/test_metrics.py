@@ -5,7 +5,7 @@ import torch
 
 from cope_trl.forecast.loss import OffsetStats
 from cope_trl.metrics import RunningMeans
-from cope_trl.types import TaskRef, Trajectory, Turn
+from cope_trl.types import Branch, TaskRef, Trajectory, Turn
 
 
 def episode(letters="aax", **changes):
@@ -51,6 +51,51 @@ def test_episodes_on_paper():
             "episode/environment_seconds": 2.0,
         }
     )
+
+
+def test_tool_calls_on_paper():
+    """Five executed turns, three of them calls: one of three calls in a reply, one that could not be read."""
+    turns = [
+        Turn(0, 0, 1, "hello", action="hello", observation="hi"),
+        Turn(0, 0, 1, "r", action="<tool_call>", is_call=True, observation="o", details={"num_calls": 3}),
+        Turn(0, 0, 1, "r", action="<tool_call>", is_call=True, observation="o", details={"num_calls": 1}),
+        Turn(0, 0, 1, "r", action="<tool_call>", is_call=True, observation="o", details={"malformed": True}),
+        Turn(0, 0, 1, "bye", action="bye", observation="bye"),
+    ]
+    means = RunningMeans(0)
+    means.add_episodes([Trajectory(TaskRef("e", "1"), (1,), (1,), (1,), tuple(turns), layout="turns")])
+    logged = means.flush()
+    assert logged["episode/tool_call_rate"] == pytest.approx(3 / 5)
+    assert logged["episode/multi_call_rate"] == pytest.approx(1 / 3)
+    assert logged["episode/malformed_call_rate"] == pytest.approx(1 / 3)
+
+
+def test_groups_on_paper():
+    """Groups of two: a refusal and a failure, two refusals, a refusal and a real success, nothing."""
+    success = torch.tensor([1, 0, 1, 1, 1, 1, 0, 0]).bool()
+    refusal = torch.tensor([1, 0, 1, 1, 1, 0, 0, 0]).bool()
+    means = RunningMeans(0)
+    means.add_groups(success, refusal, 2)
+    assert means.flush() == pytest.approx({"forecast/group_success": 3 / 4, "forecast/refusal_groups": 2 / 3})
+    means.add_groups(success[6:], refusal[6:], 2)
+    assert means.flush() == {"forecast/group_success": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("success", "details", "expected"),
+    [(True, {"writes": 0}, True), (True, {"writes": 2}, False), (False, {"writes": 0}, False), (True, {}, False)],
+)
+def test_a_refusal_is_a_success_that_wrote_nothing(success, details, expected):
+    turns = (Turn(0, 0, 1, "r", details={"writes": 0}), Turn(0, 0, 1, "r", details=details))
+    played = Trajectory(TaskRef("e", "1"), (1,), (1,), (1,), turns, success=success)
+    assert played.refusal is expected
+
+
+def test_targets_that_are_calls():
+    branches = [Branch((), (), (), calls) for calls in ((True, False), (True,), ())]
+    means = RunningMeans(0)
+    means.add_branches(branches)
+    assert means.flush() == pytest.approx({"forecast/tool_call_rate": 2 / 3})
 
 
 def test_only_failed_episodes():

@@ -91,7 +91,9 @@ def test_windows_without_a_call_are_dropped_only_where_the_protocol_says_so(chat
     (calls,) = build(chat, [replace(episode(pattern, "turns"), skip_no_call=True)], [1.0], horizon=1)
     assert len(text) == 5
     assert [targets_of(chat, b) for _, b in calls] == [["do a0", "do c1"], ["do c1", "do a2"]]
-    assert all(b == chat.branch(targets_of(chat, b), "turns") for _, b in calls)
+    assert [b.calls for _, b in calls] == [(False, True), (True, False)]
+    assert all(replace(b, calls=()) == chat.branch(targets_of(chat, b), "turns") for _, b in calls)
+    assert all(b.calls == () for _, b in text)
 
 
 def test_max_windows_draws_with_the_generator_it_is_given(chat):

@@ -531,6 +531,31 @@ def test_an_environment_that_breaks_fails_its_own_episode(where, turns, message)
     pool.close()
 
 
+class Desk(CountEnv):
+    """Tools that depend on the task, and details of every step."""
+
+    @classmethod
+    def tools(cls, task_id=None):
+        name = f"tool_of_{task_id.replace('-', '_')}"
+        return [{"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}]
+
+    def _act(self, action):
+        outcome = super()._act(action)
+        return replace(outcome, details={"writes": self.done, "score": 99.0})
+
+
+def test_tools_of_the_task_are_in_the_prompt_and_details_in_the_turns():
+    desks = EnvironmentPool(lambda _: Desk(), timeout=10.0)
+    first, second = play([[GO], [GO]], (1, 2), pool=desks)
+    desks.close()
+    text = [chat_of().tokenizer.decode(t.prompt_ids) for t in (first, second)]
+    assert "tool_of_count_1" in text[0]
+    assert "tool_of_count_1" not in text[1]
+    assert "tool_of_count_2" in text[1]
+    assert [turn.details for turn in second.turns] == [{"writes": 1}, {"writes": 2}]
+    assert second.turns[0].score == 0.5  # details cannot stand for what the contract says
+
+
 def test_environments_are_reused_between_plays():
     Fragile.made = 10
     pool = EnvironmentPool(lambda name: Fragile(), timeout=10.0)
