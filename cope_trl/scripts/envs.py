@@ -1,4 +1,4 @@
-"""`cope-trl envs`: which environments there are, whether one keeps its contract, and the data files of one."""
+"""`cope-trl envs`: which environments there are, whether one keeps its contract; its installation, its data files."""
 
 import argparse
 import importlib
@@ -11,36 +11,52 @@ from env_adapters.base import TextEnv
 from env_adapters.checker import check_env
 from env_adapters.errors import EnvAdapterError, MissingDependencyError
 
+# Commands whose work an environment does itself: the attribute that says where, what it is, and what others are told.
+_OWN_COMMANDS = {
+    "install": (
+        "installer",
+        "make the interpreter an environment lives in",
+        "lives in this interpreter; its extra is all it needs",
+    ),
+    "make-data": (
+        "data_maker",
+        "write the data files an environment plays from",
+        "plays from no data files; none need be made",
+    ),
+}
+
 
 def main(argv: list[str]) -> None:
-    """List environments, check one, or write the data files of one."""
+    """List environments, check one, install one, or write the data files of one."""
     parser = argparse.ArgumentParser(
-        prog="cope-trl envs", description="List environments, check one, or write the data files of one."
+        prog="cope-trl envs", description="List environments, check one, install one, or write the data files of one."
     )
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("list", help="environments by name, and whether they can run here")
     check = commands.add_parser("check", help="test an environment against the contract")
     check.add_argument("name", help="registry name")
     check.add_argument("--task-id", help="task to play; the environment's choice by default")
-    make = commands.add_parser("make-data", help="write the data files an environment plays from", add_help=False)
-    make.add_argument("name", help="registry name")
-    make.add_argument("options", nargs=argparse.REMAINDER, help="the environment's own options; see --help after NAME")
+    for name, (_, text, _) in _OWN_COMMANDS.items():
+        own = commands.add_parser(name, help=text, add_help=False)
+        own.add_argument("name", help="registry name")
+        own.add_argument("options", nargs=argparse.REMAINDER, help="the environment's own; see --help after NAME")
     args = parser.parse_args(argv)
     console = Console()
     if args.command == "check":
         check_env(registry.make(args.name), task_id=args.task_id)
         console.print(f"{args.name}: keeps the contract.")
-    elif args.command == "make-data":
-        _make_data(args.name, args.options)
+    elif args.command in _OWN_COMMANDS:
+        _run_own(args.command, args.name, args.options)
     else:
         console.print(_table())
 
 
-def _make_data(name: str, options: list[str]) -> None:
-    maker = getattr(registry.resolve(name), "data_maker", None)
-    if maker is None:
-        raise EnvAdapterError(f"`name` is {name!r}, an environment that plays from no data files; none need be made.")
-    module, _, function = maker.partition(":")
+def _run_own(command: str, name: str, options: list[str]) -> None:
+    attribute, _, otherwise = _OWN_COMMANDS[command]
+    place = getattr(registry.resolve(name), attribute, None)
+    if place is None:
+        raise EnvAdapterError(f"`name` is {name!r}, an environment that {otherwise}.")
+    module, _, function = place.partition(":")
     getattr(importlib.import_module(module), function)(options)
 
 

@@ -109,6 +109,24 @@ def test_an_environment_is_checked(capsys):
     assert "keeps the contract" in capsys.readouterr().out
 
 
+def test_data_files_are_written_by_the_environment_that_plays_from_them(capsys, tmp_path):
+    pytest.importorskip("nltk")
+    with pytest.raises(SystemExit) as end:
+        main(["envs", "make-data", "webshop", "--help"])
+    assert end.value.code == 0
+    assert "usage: cope-trl envs make-data webshop" in capsys.readouterr().out
+    assert main(["envs", "make-data", "webshop", "--source", str(tmp_path), "--root", str(tmp_path / "out")]) == 2
+    assert str(tmp_path) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "message"), [("make-data", "plays from no data files"), ("install", "lives in this interpreter")]
+)
+def test_an_environment_without_the_command_says_so(command, message, capsys):
+    assert main(["envs", command, "household"]) == 2
+    assert f"'household', an environment that {message}" in capsys.readouterr().err
+
+
 def test_version_needs_no_torch():
     code = "import sys; from cope_trl.cli import main\ntry: main(['--version'])\n"
     code += "except SystemExit: print('torch' in sys.modules)"

@@ -1,0 +1,80 @@
+"""Real environments through the trainer: one step of a tiny model on a task that half of the rollouts solve."""
+
+import math
+
+import pytest
+import torch
+from support import half_expert_trainer, make_config, make_model
+
+from cope_trl import load_tasks
+from env_adapters import registry
+
+
+def expert_replies(name, task_id):
+    """What the environment's own expert does, one reply a turn."""
+    env = registry.make(name)
+    env.reset(options={"task_id": task_id})
+    replies, done = [], False
+    while not done:
+        replies.append(f"Thought: on.\nAction: {env.expert_action()}")
+        done = env.step(replies[-1])[2]
+    env.close()
+    return replies
+
+
+def train_half_expert(tmp_path, tasks, replies, idle):
+    """Train one step; the winning and the losing trajectory, and what was logged."""
+    config = make_config(
+        tmp_path,
+        per_device_train_batch_size=2,
+        num_generations=2,
+        max_turns=len(replies),
+        max_completion_length=60_000,
+        max_tokens_per_turn=600,
+    )
+    model = make_model(max_position_embeddings=65_536)
+    trainer = half_expert_trainer(model, config, tasks, replies, idle)
+    trainer.train()
+    trainer.close()
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    won, lost = trainer.trajectories
+    assert (won.success, won.score, won.failed) == (True, 1.0, False)
+    assert (lost.success, lost.truncated) == (False, True)
+    logged = trainer.state.log_history[0]
+    assert logged["forecast/windows"] == len(replies) == len(won.turns)
+    assert math.isfinite(logged["loss"])
+    assert logged["grad_norm"] > 0
+    return won, lost, logged
+
+
+def test_household(tmp_path):
+    tasks = load_tasks("household", split="test", limit=1)
+    replies = expert_replies("household", tasks[0]["task_id"])
+    _, _, logged = train_half_expert(tmp_path, tasks, replies, "Action: dance")
+    assert logged["episode/invalid_action_rate"] == pytest.approx(1 / 2)
+
+
+def test_webshop(tmp_path):
+    pytest.importorskip("nltk")
+    pytest.importorskip("rapidfuzz")
+    tasks = load_tasks("webshop", split="train", data="synthetic", limit=1)
+    replies = expert_replies("webshop", tasks[0]["task_id"])
+    won, lost, logged = train_half_expert(tmp_path, tasks, replies, "Action: click[nothing]")
+    assert won.turns[-1].action == "click[buy now]"
+    assert all(turn.invalid for turn in lost.turns)
+    assert logged["episode/invalid_action_rate"] == pytest.approx(1 / 2)
+
+
+@pytest.mark.slow
+def test_alfworld(tmp_path, monkeypatch):
+    pytest.importorskip("alfworld")
+    from env_adapters.alfworld.make_data import main as make_data
+
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "games"))
+    make_data(["--root", str(tmp_path / "games"), "--per-family", "1", "--seed", "3"])
+    tasks = load_tasks("alfworld", split="train", limit=1)
+    replies = expert_replies("alfworld", tasks[0]["task_id"])
+    won, lost, logged = train_half_expert(tmp_path / "out", tasks, replies, "Action: dance")
+    assert "AVAILABLE ACTIONS" in won.first_observation
+    assert all(turn.invalid for turn in lost.turns)
+    assert logged["episode/invalid_action_rate"] == pytest.approx(1 / 2)
