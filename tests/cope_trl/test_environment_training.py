@@ -1,6 +1,7 @@
 """Real environments through the trainer: one step of a tiny model on a task that half of the rollouts solve."""
 
 import math
+import shutil
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def expert_replies(name, task_id):
     return replies
 
 
-def train_half_expert(tmp_path, tasks, replies, idle):
+def train_half_expert(tmp_path, tasks, replies, idle, score=1.0):
     """Train one step; the winning and the losing trajectory, and what was logged."""
     config = make_config(
         tmp_path,
@@ -38,7 +39,7 @@ def train_half_expert(tmp_path, tasks, replies, idle):
     trainer.close()
     assert all(torch.isfinite(p).all() for p in model.parameters())
     won, lost = trainer.trajectories
-    assert (won.success, won.score, won.failed) == (True, 1.0, False)
+    assert (won.success, won.score, won.failed) == (True, score, False)
     assert (lost.success, lost.truncated) == (False, True)
     logged = trainer.state.log_history[0]
     assert logged["forecast/windows"] == len(replies) == len(won.turns)
@@ -63,6 +64,20 @@ def test_webshop(tmp_path):
     assert won.turns[-1].action == "click[buy now]"
     assert all(turn.invalid for turn in lost.turns)
     assert logged["episode/invalid_action_rate"] == pytest.approx(1 / 2)
+
+
+@pytest.mark.jvm
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
+def test_scienceworld(tmp_path):
+    pytest.importorskip("scienceworld")
+    from env_adapters.scienceworld.env import gold_actions
+
+    tasks = load_tasks("scienceworld", families=["find-living-thing"], limit=1)
+    gold = gold_actions(tasks[0]["task_id"])
+    replies = [f"Action: {action}" for action in gold]
+    won, _, _ = train_half_expert(tmp_path, tasks, replies, "Action: wait1", score=100.0)
+    assert [turn.action for turn in won.turns] == gold
 
 
 @pytest.mark.slow
