@@ -12,7 +12,7 @@ help:
 	@echo "format    rewrite the code in the house style"
 
 install:
-	$(PYTHON) -m pip install -e '.[dev,scienceworld,peft]'
+	$(PYTHON) -m pip install -e '.[dev,alfworld,scienceworld,tau2,webshop,peft]'
 
 # The tests come last: their closing lines are the last thing a reader of the log sees.
 check:

@@ -75,6 +75,7 @@ class TextEnv(gymnasium.Env[str, str]):
         score_range: smallest and largest score the benchmark gives.
         splits: names of the splits that `tasks` accepts.
         max_turns, max_turns_eval: turn limits of the paper (Tables 9 to 11) in training and in evaluation.
+        mean_over_families: whether results are the unweighted mean of the families' (paper B.4), not of all episodes.
         data_maker: `"package.module:function"` that writes the data files the environment plays from, called with the
             command-line arguments after `cope-trl envs make-data NAME`; `None` where there are none to write.
         installer: the same for `cope-trl envs install NAME`, where the environment lives in an interpreter of its own.
@@ -88,6 +89,7 @@ class TextEnv(gymnasium.Env[str, str]):
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
     max_turns: ClassVar[int] = 20
     max_turns_eval: ClassVar[int] = 30
+    mean_over_families: ClassVar[bool] = False
     data_maker: ClassVar[str | None] = None
     installer: ClassVar[str | None] = None
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 - as gymnasium.Env declares it

@@ -86,7 +86,29 @@ def _check_class(cls: type[TextEnv]) -> str:
         raise EnvContractError(f"`tasks` of an unknown split must raise UnknownSplitError, not {error!r}.") from error
     else:
         raise EnvContractError("`tasks` of an unknown split must raise UnknownSplitError, but it returned.")
-    return cls.tasks(cls.splits[0])[0].task_id
+    first = cls.tasks(cls.splits[0])[0].task_id
+    _check_prompt(cls, first)
+    return first
+
+
+def _check_prompt(cls: type[TextEnv], task_id: str) -> None:
+    messages: Any = _call(f"`standing_messages({task_id!r})`", lambda: cls.standing_messages(task_id))
+    if not messages or not all({"role", "content"} <= message.keys() for message in messages):
+        raise EnvContractError(
+            f"`standing_messages({task_id!r})` must be a non-empty list of messages with 'role' and 'content', got "
+            f"{_short(messages)}."
+        )
+    tools: Any = _call(f"`tools({task_id!r})`", lambda: cls.tools(task_id))
+    if tools is not None and not (isinstance(tools, list) and all(_is_schema(tool) for tool in tools)):
+        raise EnvContractError(
+            f"`tools({task_id!r})` must be None or a list of schemas "
+            '{"type": "function", "function": {"name": ..., "parameters": ...}}, got ' + f"{_short(tools)}."
+        )
+
+
+def _is_schema(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
 def _check_tasks(cls: type[TextEnv], split: str) -> None:

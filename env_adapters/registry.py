@@ -15,8 +15,12 @@ from env_adapters.errors import EnvAdapterError, MissingDependencyError, Unknown
 ENTRY_POINT_GROUP = "cope_trl.environments"
 
 _BUILT_IN = {
+    "alfworld": "env_adapters.alfworld:AlfWorldEnv",
+    "appworld": "env_adapters.appworld:AppWorldEnv",
     "household": "env_adapters.household:HouseholdEnv",
     "scienceworld": "env_adapters.scienceworld:ScienceWorldEnv",
+    "tau2": "env_adapters.tau2:Tau2Env",
+    "webshop": "env_adapters.webshop:WebShopEnv",
 }
 _registered: dict[str, str | type[Any]] = dict(_BUILT_IN)
 

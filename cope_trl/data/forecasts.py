@@ -1,23 +1,24 @@
 """Plan-ahead sequences as a conversational dataset: the forecasting objective for any SFT trainer (paper C.6)."""
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from datasets import Dataset, Features, List, Value
 
 from cope_trl.errors import DataError
 from cope_trl.forecast.prompts import LIST_SEPARATOR, MERGE_SEPARATOR, NEXT_ACTION, plan_ahead
 from cope_trl.forecast.windows import forecast_windows
-from cope_trl.types import Layout, Trajectory
+from cope_trl.types import Layout, TaskRef, Trajectory
 
 Message = dict[str, str]
+Standing = Sequence[Message] | Mapping[str, Sequence[Message]] | Callable[[TaskRef], Sequence[Message]]
 _MESSAGES = List({"role": Value("string"), "content": Value("string")})
 FEATURES = Features({"prompt": _MESSAGES, "completion": _MESSAGES})
 
 
 def forecast_dataset(
     trajectories: Iterable[Trajectory],
-    prompt_messages: Sequence[Message] | Mapping[str, Sequence[Message]],
+    prompt_messages: Standing,
     *,
     horizon: int = 2,
     skip_invalid: bool = False,
@@ -34,8 +35,8 @@ def forecast_dataset(
 
     Args:
         trajectories: episodes; failed ones are left out, and unsuccessful ones too under `successes_only`.
-        prompt_messages: the messages every episode begins with (`TextEnv.standing_messages()`), or a mapping from
-            the name of an environment to its messages.
+        prompt_messages: the messages every episode begins with (`TextEnv.standing_messages()`), a mapping from the
+            name of an environment to its messages, or a function of the task where they differ from task to task.
         horizon: K, the largest offset in turns.
         skip_invalid, skip_no_call, max_windows: as in [`forecast_windows`].
         seed: seed of the draw under `max_windows`.
@@ -93,9 +94,9 @@ def trajectory_messages(trajectory: Trajectory, prompt_messages: Sequence[Messag
     return messages
 
 
-def _standing(
-    trajectory: Trajectory, prompt_messages: Sequence[Message] | Mapping[str, Sequence[Message]]
-) -> Sequence[Message]:
+def _standing(trajectory: Trajectory, prompt_messages: Standing) -> Sequence[Message]:
+    if callable(prompt_messages):
+        return prompt_messages(trajectory.task)
     if not isinstance(prompt_messages, Mapping):
         return prompt_messages
     name = trajectory.task.environment

@@ -6,6 +6,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from cope_trl.types import Trajectory
+from env_adapters import registry
+from env_adapters.errors import EnvAdapterError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,7 +48,8 @@ class Results(Summary):
 def summarize(episodes: Iterable[Trajectory | Mapping[str, Any]]) -> Results:
     """Return Score, Succ., turns, truncation and failures: over everything, by environment and by family.
 
-    Every mean is over episodes, so that a mean over a larger set is weighted by counts.
+    Every mean is over episodes, so that a mean over a larger set is weighted by counts; but Score and Succ. of an
+    environment that says so (`TextEnv.mean_over_families`, as τ²-bench does) are the unweighted means over its families.
 
     Args:
         episodes: trajectories, or rows with the same fields (`environment`, `family`, `success`, `score`, `turns`,
@@ -55,17 +58,30 @@ def summarize(episodes: Iterable[Trajectory | Mapping[str, Any]]) -> Results:
     Source: paper B.4.
     """
     rows = [_row(episode) for episode in episodes]
-    environments = {
-        name: EnvironmentSummary(
-            **_means(own),
-            families={family: _means(part) for family, part in _grouped(own, "family").items() if family},
-        )
-        for name, own in _grouped(rows, "environment").items()
-    }
+    environments = {name: _environment(name, own) for name, own in _grouped(rows, "environment").items()}
     results = Results(**_means(rows), environments=environments)
     if len(environments) > 1:
         results["score"] = None
+    for only in environments.values() if len(environments) == 1 else ():
+        results["success"], results["score"] = only["success"], only["score"]
     return results
+
+
+def _environment(name: str, rows: Sequence[dict[str, Any]]) -> EnvironmentSummary:
+    families = {family: _means(part) for family, part in _grouped(rows, "family").items() if family}
+    summary = EnvironmentSummary(**_means(rows), families=families)
+    if families and _mean_over_families(name):
+        played = [family for family in families.values() if family["episodes"]]
+        summary["success"] = fmean(f["success"] or 0.0 for f in played) if played else None
+        summary["score"] = fmean(f["score"] or 0.0 for f in played) if played else None
+    return summary
+
+
+def _mean_over_families(name: str) -> bool:
+    try:
+        return bool(getattr(registry.resolve(name), "mean_over_families", False))
+    except EnvAdapterError:  # an environment of the caller's own, or one that is not installed here
+        return False
 
 
 def _row(episode: Trajectory | Mapping[str, Any]) -> dict[str, Any]:

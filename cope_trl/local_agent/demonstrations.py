@@ -28,7 +28,7 @@ def demonstrate(env: TextEnv, task_id: str, *, noise: float, max_turns: int, rng
         [`ConfigError`]: the environment has no scripted expert.
     """
     observation, _ = env.reset(options={"task_id": task_id})
-    messages = env.standing_messages()
+    messages = env.standing_messages(task_id)
     for _ in range(max_turns):
         action = env.expert_action()
         if action is None:

@@ -8,16 +8,17 @@ import torch
 from support import half_expert_trainer, make_config, make_model
 
 from cope_trl import load_tasks
+from cope_trl.forecast.windows import forecast_windows
 from env_adapters import registry
 
 
-def expert_replies(name, task_id):
+def expert_replies(name, task_id, reply="Thought: on.\nAction: {}"):
     """What the environment's own expert does, one reply a turn."""
     env = registry.make(name)
     env.reset(options={"task_id": task_id})
     replies, done = [], False
     while not done:
-        replies.append(f"Thought: on.\nAction: {env.expert_action()}")
+        replies.append(reply.format(env.expert_action()))
         done = env.step(replies[-1])[2]
     env.close()
     return replies
@@ -42,7 +43,8 @@ def train_half_expert(tmp_path, tasks, replies, idle, score=1.0):
     assert (won.success, won.score, won.failed) == (True, score, False)
     assert (lost.success, lost.truncated) == (False, True)
     logged = trainer.state.log_history[0]
-    assert logged["forecast/windows"] == len(replies) == len(won.turns)
+    assert len(won.turns) == len(replies)
+    assert logged["forecast/windows"] == len(forecast_windows(won, 2, skip_no_call=won.skip_no_call)) > 0
     assert math.isfinite(logged["loss"])
     assert logged["grad_norm"] > 0
     return won, lost, logged
@@ -93,3 +95,20 @@ def test_alfworld(tmp_path, monkeypatch):
     assert "AVAILABLE ACTIONS" in won.first_observation
     assert all(turn.invalid for turn in lost.turns)
     assert logged["episode/invalid_action_rate"] == pytest.approx(1 / 2)
+
+
+@pytest.mark.slow
+def test_tau2(tmp_path, monkeypatch):
+    pytest.importorskip("tau2")
+    monkeypatch.setenv("TAU2_CUSTOMER", "scripted")
+    tasks = load_tasks("tau2", ids=["retail_0"])
+    replies = expert_replies("tau2", "retail_0", reply="{}")
+    won, lost, logged = train_half_expert(tmp_path, tasks, replies, "<tool_call>\n{oops\n</tool_call>")
+    assert won.turns[-1].details["reward_breakdown"]
+    assert not won.refusal
+    assert all(turn.details["malformed"] for turn in lost.turns)
+    assert logged["episode/malformed_call_rate"] == pytest.approx(
+        1 / (1 + sum(t.is_call for t in won.turns) / len(lost.turns))
+    )
+    assert logged["forecast/refusal_groups"] == 0.0
+    assert 0 < logged["forecast/tool_call_rate"] <= 1

@@ -158,3 +158,18 @@ def test_public_names_are_all_there():
         assert getattr(env_adapters, name).__name__ == name or name == "Layout"
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         env_adapters.nonsense  # noqa: B018
+
+
+def test_details_become_part_of_the_info(door, monkeypatch):
+    monkeypatch.setattr(
+        Door, "_act", lambda self, action: Outcome("", score=0.5, details={"weight": 3, "score": 9.0, "action": "x"})
+    )
+    door.reset()
+    info = door.step("Action: wait")[4]
+    assert info == {"success": False, "score": 0.5, "action": "wait", "invalid": False, "weight": 3}
+    assert Outcome("").details == {}
+
+
+def test_instruction_and_tools_are_the_same_for_all_tasks_by_default():
+    assert Door.standing_messages("front") == Door.standing_messages()
+    assert Door.tools("front") is Door.tools() is None

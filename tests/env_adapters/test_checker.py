@@ -277,3 +277,23 @@ def test_long_values_are_cut_in_messages():
 def test_a_task_id_that_does_not_exist_is_told():
     with pytest.raises(EnvContractError, match="`reset` with the task id 'back' raised UnknownTaskError"):
         check_env(Good(), task_id="back")
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("standing_messages", [], r"`standing_messages\('front'\)` must be a non-empty list"),
+        ("standing_messages", [{"role": "user"}], r"`standing_messages\('front'\)` must be"),
+        ("tools", {"name": "ring"}, r"`tools\('front'\)` must be None or a list"),
+        ("tools", [{"name": "ring"}], r"`tools\('front'\)` must be None or a list"),
+        ("tools", [{"type": "function", "function": {"name": 3}}], r"`tools\('front'\)` must be None or a list"),
+    ],
+)
+def test_the_prompt_of_a_task(attribute, value, message):
+    with pytest.raises(EnvContractError, match=message):
+        check_env(broken(**{attribute: classmethod(lambda cls, task_id=None: value)}))
+
+
+def test_tools_of_a_task():
+    tools = [{"type": "function", "function": {"name": "ring", "parameters": {}}}]
+    check_env(broken(tools=classmethod(lambda cls, task_id=None: tools)))

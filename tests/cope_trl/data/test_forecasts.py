@@ -99,6 +99,8 @@ def test_a_mapping_gives_each_environment_its_messages():
     rows = forecast_dataset([EPISODE, other], {"house": STANDING, "shop": []}, horizon=0)
     assert rows[0]["prompt"][0] == STANDING[0]
     assert rows[3]["prompt"][0] == user("A room.")
+    by_task = forecast_dataset([EPISODE, other], lambda task: [] if task == other.task else STANDING, horizon=0)
+    assert by_task.to_list() == rows.to_list()
     with pytest.raises(DataError, match="no entry for the environment 'shop'"):
         forecast_dataset([other], {"house": STANDING})
 

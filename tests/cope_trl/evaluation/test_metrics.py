@@ -114,3 +114,14 @@ def test_markdown():
         "| **scienceworld** | – → 1 | – → 100.0 | – → 80.00 | – → 3.0 | – → 0.0 |",
     ]
     assert results_markdown(summarize([episode(failed=True)])).endswith("\nFailed episodes, in no mean: 1\n")
+
+
+def test_some_environments_average_over_their_families():
+    """τ²-bench: three of four in one domain, none of one in another, and nothing that counts in a third."""
+    played = [episode("retail", i < 3, float(i < 3), environment="tau2") for i in range(4)]
+    played += [episode("airline", environment="tau2"), episode("telecom", failed=True, environment="tau2")]
+    results = summarize(played)
+    assert results["environments"]["tau2"]["success"] == results["success"] == pytest.approx(3 / 8)
+    assert results["score"] == pytest.approx(3 / 8)
+    assert results["episodes"] == 5
+    assert summarize([episode("x", True, environment="no such one")])["success"] == 1.0
