@@ -259,7 +259,7 @@ def scripted_trainer(model, config, goals: Sequence[int], scripts: Sequence[Sequ
     )
 
 
-def half_expert_trainer(model, config, tasks, replies: Sequence[str], idle: str):
+def half_expert_trainer(model, config, tasks, replies: Sequence[str], idle: str, **kwargs):
     """A `CoPETrainer` on real environments: even rollouts say `replies`, one a turn; odd ones always say `idle`.
 
     Args:
@@ -277,7 +277,7 @@ def half_expert_trainer(model, config, tasks, replies: Sequence[str], idle: str)
         def _sample_turn(self, prompts, max_new_tokens):
             return self.script(prompts, max_new_tokens)
 
-    return HalfExpert(model=model, args=config, train_dataset=tasks, processing_class=tokenizer)
+    return HalfExpert(model=model, args=config, train_dataset=tasks, processing_class=tokenizer, **kwargs)
 
 
 # Eight rollouts of two tasks with goal 2 or 3: successes of several lengths, detours, a failure, an unfinished one.

@@ -49,7 +49,7 @@ def summarize(episodes: Iterable[Trajectory | Mapping[str, Any]]) -> Results:
     """Return Score, Succ., turns, truncation and failures: over everything, by environment and by family.
 
     Every mean is over episodes, so that a mean over a larger set is weighted by counts; but Score and Succ. of an
-    environment that says so (`TextEnv.mean_over_families`, as τ²-bench does) are the unweighted means over its families.
+    environment that says so (`TextEnv.mean_over_families`, as τ²-bench does) are unweighted means over its families.
 
     Args:
         episodes: trajectories, or rows with the same fields (`environment`, `family`, `success`, `score`, `turns`,

@@ -2,12 +2,14 @@
 
 import math
 import shutil
+import socket
 
 import pytest
 import torch
 from support import half_expert_trainer, make_config, make_model
 
 from cope_trl import load_tasks
+from cope_trl.errors import RolloutError
 from cope_trl.forecast.windows import forecast_windows
 from env_adapters import registry
 
@@ -112,3 +114,25 @@ def test_tau2(tmp_path, monkeypatch):
     )
     assert logged["forecast/refusal_groups"] == 0.0
     assert 0 < logged["forecast/tool_call_rate"] <= 1
+
+
+def test_a_customer_that_cannot_be_reached_stops_the_run_with_its_address(tmp_path):
+    """One episode with a dead endpoint is a failed rollout; when all are, the first cause is shown."""
+    pytest.importorskip("tau2")
+    from env_adapters.tau2 import Tau2Env
+
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
+
+    def customer():
+        return Tau2Env("openai/nobody", api_base=address, api_key="none", timeout=5.0, attempts=1)
+
+    tasks = load_tasks("tau2", ids=["retail_0"])
+    config = make_config(tmp_path, per_device_train_batch_size=2, num_generations=2, max_completion_length=60_000)
+    model = make_model(max_position_embeddings=65_536)
+    trainer = half_expert_trainer(model, config, tasks, ["Hello."], "Hello.", environments={"tau2": customer})
+    with pytest.raises(RolloutError, match="All 2 rollouts of step 0 failed") as caught:
+        trainer.train()
+    trainer.close()
+    assert address in str(caught.value)
