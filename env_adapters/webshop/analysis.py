@@ -5,6 +5,7 @@ lower case, stop words removed, Porter's stemmer in its author's own version.
 """
 
 import functools
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -77,6 +78,10 @@ def _connector_pattern() -> Any:
 
 @functools.cache
 def _stemmer() -> Callable[[str], str]:
-    from nltk.stem.porter import PorterStemmer
-
+    # Importing NLTK imports what it can find, and some of that draws from the global generator (rich does).
+    state = random.getstate()
+    try:
+        from nltk.stem.porter import PorterStemmer
+    finally:
+        random.setstate(state)
     return functools.partial(PorterStemmer(mode=PorterStemmer.MARTIN_EXTENSIONS).stem, to_lowercase=False)
