@@ -7,7 +7,7 @@ from cope_trl import CoPEConfig, CoPETrainer, load_tasks
 from cope_trl.evaluation.metrics import summarize
 from cope_trl.local_agent.warm_start import WarmStartArguments, warm_start
 
-STEPS = 50
+STEPS = 70
 
 
 @pytest.mark.slow
