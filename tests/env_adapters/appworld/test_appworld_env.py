@@ -150,6 +150,7 @@ def test_a_task_is_drawn_with_the_seed(world):
 
 
 def test_processes_end_with_their_episode(world, reply, assert_ends, warm):
+    threads = threading.active_count()  # other tests' servers and pools keep theirs
     env = world()
     env.reset(options={"task_id": "aaaa001_1"})
     pid, folder = env.player_pid, env._episode._folder
@@ -169,7 +170,7 @@ def test_processes_end_with_their_episode(world, reply, assert_ends, warm):
     with pytest.raises(EpisodeStateError):
         env.reset()
     assert warm.pid is not None  # still used by others
-    assert threading.active_count() < 20
+    assert threading.active_count() <= threads
 
 
 def test_kill_wakes_a_step_that_hangs(world, reply, assert_ends):
