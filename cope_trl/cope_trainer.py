@@ -1,7 +1,7 @@
 """[`CoPETrainer`]: GRPO on episodes in real environments, with action forecasting. Wiring only.
 
-With `episode_trainer.py` one of the two files that touch TRL internals; `tests/test_trl_seam.py` pins every name they
-rely on.
+With `base_trainer.py` and `episode_trainer.py` one of the three files that touch TRL internals;
+`tests/test_trl_seam.py` pins every name they rely on.
 """
 
 import logging

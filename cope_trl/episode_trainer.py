@@ -1,7 +1,7 @@
 """[`EpisodeTrainer`]: GRPO on multi-turn episodes in real environments, without forecasting.
 
-With `cope_trainer.py` one of the two files that touch TRL internals; `tests/test_trl_seam.py` pins every name they
-rely on.
+With `base_trainer.py` and `cope_trainer.py` one of the three files that touch TRL internals;
+`tests/test_trl_seam.py` pins every name they rely on.
 """
 
 import logging
@@ -19,6 +19,7 @@ from datasets import Dataset, IterableDataset
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOTrainer
 
+from cope_trl.base_trainer import BaseTrainer
 from cope_trl.chat import ChatFormat
 from cope_trl.cope_config import CoPEConfig
 from cope_trl.data.recorder import TrajectoryRecorder
@@ -26,7 +27,6 @@ from cope_trl.data.tasks import check_dataset
 from cope_trl.environments import EnvironmentTable
 from cope_trl.errors import ConfigError, RolloutError
 from cope_trl.evaluation.episodes import play_dataset
-from cope_trl.metrics import RunningMeans
 from cope_trl.rollout.episodes import EpisodePlayer
 from cope_trl.rollout.generation import Generation
 from cope_trl.rollout.pool import EnvironmentPool
@@ -40,7 +40,7 @@ def success_reward(success: Sequence[bool], failed: Sequence[bool], **_: Any) ->
     return [None if broke else float(won) for won, broke in zip(success, failed, strict=True)]
 
 
-class EpisodeTrainer(GRPOTrainer):
+class EpisodeTrainer(BaseTrainer):
     """
     [`~trl.GRPOTrainer`] whose completions are episodes: policy turns with environment turns between them.
 
@@ -106,6 +106,7 @@ class EpisodeTrainer(GRPOTrainer):
     # ---------------------------------------------------------------- set-up
 
     def _set_up_episodes(self, args: CoPEConfig) -> None:
+        self._set_up_run(args)
         if self.chat.end_of_turn_id not in self.eos_token_ids:
             if self.use_vllm:
                 raise ConfigError(
@@ -122,31 +123,15 @@ class EpisodeTrainer(GRPOTrainer):
         # Longest trajectory there can be, in tokens, or `None` when nothing bounds it.
         asked = args.max_prompt_length and args.max_prompt_length + args.max_completion_length
         self._longest = min((bound for bound in (self._context, asked) if bound), default=None)
-        self.trajectories: list[Trajectory] = []
         self._rows: list[dict[str, Any]] = []
         rank = self.accelerator.process_index
         folder = os.path.join(args.output_dir, "trajectories")
         self._recorder = TrajectoryRecorder(folder, rank) if args.save_trajectories else None
-        self._means = {mode: RunningMeans(args.forecast_horizon) for mode in ("train", "eval")}
-        self._rollout_seconds = 0.0
 
     def _set_limits(self) -> None:
         self.limits = {
             mode: self._table.limits(self.args, mode == "eval", self._context) for mode in ("train", "eval")
         }
-
-    @property
-    def _base_model(self) -> PreTrainedModel:
-        model = self.accelerator.unwrap_model(self.model)
-        return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-    @property
-    def _mode(self) -> str:
-        return "train" if self.model.training else "eval"
-
-    @property
-    def _group_size(self) -> int:
-        return self.num_generations if self.model.training else self.num_generations_eval
 
     def close(self) -> None:
         """Close all environments. Also done when the trainer is collected or the interpreter ends."""
@@ -235,55 +220,12 @@ class EpisodeTrainer(GRPOTrainer):
             setattr(holder, name, limit)
         return [Generation(list(row), None if logprobs is None else logprobs[i]) for i, row in enumerate(ids)]
 
-    def _any_rank(self, local: bool) -> bool:
-        if self.accelerator.num_processes == 1:
-            return local
-        flag = torch.tensor([float(local)], device=self.accelerator.device)
-        return bool(self.accelerator.reduce(flag, reduction="sum").item())
-
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
     ) -> torch.Tensor:
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         # Whatever the reward functions say, a failed episode has no reward and no part in its group's baseline.
         return rewards.masked_fill(self._gathered("failed").unsqueeze(1), torch.nan)
-
-    def _gathered(self, name: str) -> torch.Tensor:
-        """(N,) bool attribute of the last batch's episodes, over all ranks."""
-        values = torch.tensor([getattr(e, name) for e in self.trajectories], device=self.accelerator.device)
-        return self.accelerator.gather(values)
-
-    # ---------------------------------------------------------------- metrics
-
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
-        started, played = time.perf_counter(), self._rollout_seconds
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        rollout = self._rollout_seconds - played
-        # Seconds of one optimizer step, which is several micro-batches long.
-        share = 1.0 / self.current_gradient_accumulation_steps
-        means = self._means["train"]
-        means.add("time/rollout", rollout, share)
-        means.add("time/update", time.perf_counter() - started - rollout, share)
-        return loss
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        mode = self._mode
-        for name, value in self._means[mode].flush(self._sum_over_ranks).items():
-            self._metrics[mode][name].append(value)
-        super().log(logs, start_time)
-
-    def _sum_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self.accelerator.num_processes == 1:
-            return tensor
-        return self.accelerator.reduce(tensor.to(self.accelerator.device), reduction="sum")
-
-    def _mean_over_ranks(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._sum_over_ranks(tensor) / self.accelerator.num_processes
-
-    def _max_over_ranks(self, value: int) -> int:
-        if self.accelerator.num_processes == 1:
-            return value
-        return int(self.accelerator.gather(torch.tensor([value], device=self.accelerator.device)).max())
 
 
 def _named_datasets(train: Any, evaluation: Any) -> Iterator[tuple[str, Any]]:
