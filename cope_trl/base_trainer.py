@@ -1,9 +1,10 @@
 """[`BaseTrainer`]: what every trainer here adds to GRPO, whatever plays the episodes: metrics summed over ranks.
 
-With `episode_trainer.py` and `cope_trainer.py` one of the three files that touch TRL internals;
-`tests/test_trl_seam.py` pins every name they rely on.
+With `completion_trainer.py`, `episode_trainer.py` and `cope_trainer.py` one of the four files that touch
+TRL internals; `tests/test_trl_seam.py` pins every name they rely on.
 """
 
+import os
 import time
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
 
+from cope_trl.data.recorder import TrajectoryRecorder
+from cope_trl.errors import RolloutError
 from cope_trl.metrics import RunningMeans
 from cope_trl.types import Trajectory
 
@@ -27,6 +30,25 @@ class BaseTrainer(GRPOTrainer):
         self.trajectories: list[Trajectory] = []
         self._means = {mode: RunningMeans(args.forecast_horizon) for mode in ("train", "eval")}
         self._rollout_seconds = 0.0
+        folder = os.path.join(args.output_dir, "trajectories")
+        rank = self.accelerator.process_index
+        self._recorder = TrajectoryRecorder(folder, rank) if args.save_trajectories else None
+
+    def _keep_episodes(self, played: list[Trajectory]) -> None:
+        """Count and record a batch of episodes.
+
+        Raises:
+            RolloutError: every episode of every process failed.
+        """
+        self.trajectories = played
+        self._means[self._mode].add_episodes(played)
+        if self._recorder is not None:
+            self._recorder.record(self._mode, self.state.global_step, played)
+        if not self._any_rank(not all(episode.failed for episode in played)):
+            raise RolloutError(
+                f"All {len(played)} rollouts of step {self.state.global_step} failed; nothing can be learned from. "
+                f"The first cause: {played[0].error}"
+            )
 
     @property
     def _base_model(self) -> PreTrainedModel:

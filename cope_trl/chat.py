@@ -38,6 +38,7 @@ class ChatFormat:
         merged: whether the template refuses two user turns in a row, so that a plan-ahead request is appended to the
             observation's turn instead of following it.
         generation_prompt_ids: (G,) ids that open an assistant turn; empty for some templates.
+        user_close_ids: ids that close a user turn, where a plan-ahead request goes before them; empty elsewhere.
         end_of_turn_id: id that closes an assistant turn.
 
     Raises:
@@ -118,7 +119,7 @@ class ChatFormat:
 
     def history_cut(self, history_end: int) -> int:
         """Where a branch leaves the episode: h_t's end, or before its end-of-turn token in the merged layout."""
-        return history_end - (self._user_close_length if self.merged else 0)
+        return history_end - len(self.user_close_ids)
 
     def branch(self, targets: Sequence[str], layout: Layout) -> Branch:
         """Tokens of one forecast window (paper C.6): request, generation prompt, target actions, end of turn.
@@ -265,10 +266,10 @@ class ChatFormat:
             self.merged = True
         if self.merged:
             self._plan_open = MERGE_SEPARATOR
-            self._user_close_length = self._measure_user_close()
+            self.user_close_ids = self._measure_user_close()
         else:
             self._plan_open = twice[len(asked) :].rpartition(_MARK)[0]
-            self._user_close_length = 0
+            self.user_close_ids = []
 
     def _split_end_of_turn(self, between: str) -> tuple[int, str]:
         match = self._specials.search(between)
@@ -279,7 +280,7 @@ class ChatFormat:
             )
         return self.tokenizer.convert_tokens_to_ids(match.group()), between[match.end() :]
 
-    def _measure_user_close(self) -> int:
+    def _measure_user_close(self) -> list[int]:
         close = self._encode(self._user_close)
         for probe in ("look", "You see 3.", "a b?"):
             if self._encode(probe + self._user_close)[-len(close) :] != close:
@@ -287,7 +288,7 @@ class ChatFormat:
                     "The end of the user's turn does not have tokens of its own in this template, so a plan-ahead "
                     "request cannot be placed before it."
                 )
-        return len(close)
+        return close
 
 
 def _encodable(text: str) -> str:

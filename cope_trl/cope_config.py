@@ -90,6 +90,9 @@ class CoPEConfig(GRPOConfig):
             Deadline in seconds of one `reset` or `step`; a slower environment fails its episode.
         save_trajectories (`bool`, *optional*, defaults to `True`):
             Write every episode to `output_dir/trajectories` as Parquet shards.
+        success_threshold (`float`, *optional*, defaults to `1.0`):
+            Where TRL rolls out (`tools`, `environment_factory`, `rollout_func`, single turns) and neither `success_fn`
+            nor the environment says what a success is: the smallest total reward that counts as one.
 
     Changed defaults:
         max_completion_length: 8192, the paper's response length (Table 9); TRL's 512 would cut most episodes.
@@ -124,6 +127,8 @@ class CoPEConfig(GRPOConfig):
     max_prompt_length: int | None = _option(None, "Longest prompt, first observation included.")
     environment_timeout: float = _option(120.0, "Deadline in seconds of one environment call.")
     save_trajectories: bool = _option(True, "Write every episode to output_dir/trajectories.")
+
+    success_threshold: float = _option(1.0, "Total reward that is a success, where nothing else says so.")
 
     max_completion_length: int = _option(8192, "Tokens of an episode after its prompt.")
     loss_type: str = _option("grpo", "Loss type; 'grpo' is the paper's.")

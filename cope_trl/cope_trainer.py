@@ -1,12 +1,11 @@
 """[`CoPETrainer`]: GRPO on episodes in real environments, with action forecasting. Wiring only.
 
-With `base_trainer.py` and `episode_trainer.py` one of the three files that touch TRL internals;
-`tests/test_trl_seam.py` pins every name they rely on.
+With `base_trainer.py`, `completion_trainer.py` and `episode_trainer.py` one of the four files that touch
+TRL internals; `tests/test_trl_seam.py` pins every name they rely on.
 """
 
 import logging
 import random
-import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,8 @@ import torch
 from transformers import TrainerCallback
 from trl.trainer.utils import add_fused_lm_head
 
+from cope_trl.chat import ChatFormat
+from cope_trl.citation import COPE
 from cope_trl.cope_config import CoPEConfig
 from cope_trl.episode_trainer import EpisodeTrainer
 from cope_trl.errors import ConfigError
@@ -61,35 +62,29 @@ class CoPETrainer(EpisodeTrainer):
         args ([`CoPEConfig`], *optional*):
             Configuration.
         train_dataset, eval_dataset:
-            Task datasets with the columns `prompt`, `environment` and `task_id` (see [`load_tasks`]).
+            Task datasets with the columns `prompt`, `environment` and `task_id` (see [`load_tasks`]), or whatever the
+            arguments below need.
+        tools, rollout_func, environment_factory:
+            As for [`~trl.GRPOTrainer`]: TRL rolls out, and forecasting reads the turns off its token mask.
         environments (`dict[str, Callable[[], gymnasium.Env]]`, *optional*):
             Factories for values of the `environment` column; they come before the registry's names.
-        processing_class, callbacks, optimizers, quantization_config, peft_config:
+        success_fn (`Callable[..., bool]`, *optional*):
+            Where TRL rolls out: which episodes are a success, from `row`, `completion`, `environment`, `rewards`.
+            Without it, the environment's attribute `success`, else total reward ≥ `args.success_threshold`.
+        processing_class, reward_processing_classes, callbacks, optimizers, quantization_config, peft_config:
             As for [`~trl.GRPOTrainer`].
     """
 
     _tag_names = ["trl", "grpo", "cope"]  # noqa: RUF012
     _name = "CoPE"
-    _paper = {  # noqa: RUF012
-        "title": "Co-Evolving Acting and Forecasting for Language Agents",
-        "id": "2610.20597",
-        # docstyle-ignore
-        "citation": textwrap.dedent("""\
-            @article{yu2026cope,
-                title        = {{Co-Evolving Acting and Forecasting for Language Agents}},
-                author       = {Haofei Yu and Yixing Chen and Yining Zhao and Xuyan Ye and Yuxiang Liu
-                                and Zhigang Hua and Yan Xie and Shuang Yang and Jiaxuan You},
-                year         = 2026,
-                eprint       = {arXiv:2610.20597},
-            }"""),
-    }
+    _paper = COPE
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._set_up_forecasting(self.args)
 
     def _set_up_forecasting(self, args: CoPEConfig) -> None:
-        self.forecast_coef = args.forecast_coef
+        self.forecast_coef = args.forecast_coef if self.chat is not None else 0.0
         self._pending: ForecastRows | None = None
         self._scores: Scores | None = None
         self._step_inputs: list[tuple[dict[str, Any], ForecastRows]] = []
@@ -127,11 +122,11 @@ class CoPETrainer(EpisodeTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
-        if self.forecast_coef:
-            output.update(self._forecast_buffer())
+        if self.forecast_coef and self.chat:
+            output.update(self._forecast_buffer(self.chat))
         return output
 
-    def _forecast_buffer(self) -> dict[str, torch.Tensor]:
+    def _forecast_buffer(self, chat: ChatFormat) -> dict[str, torch.Tensor]:
         args, means, played = self.args, self._means[self._mode], self.trajectories
         success, failed = self._gathered("success"), self._gathered("failed")
         weighting = (args.forecast_gate, args.forecast_group_norm, args.forecast_task_weight)
@@ -142,7 +137,7 @@ class CoPETrainer(EpisodeTrainer):
             local = [0.0 if e.truncated else weight for e, weight in zip(played, local, strict=True)]
         settings = BranchSettings(args.forecast_horizon, args.forecast_skip_invalid, args.forecast_max_windows)
         rng = random.Random(f"{args.seed}-{self.state.global_step}-{self.accelerator.process_index}")
-        branches = build_branches(played, local, self.chat, settings, rng)
+        branches = build_branches(played, local, chat, settings, rng)
         rows = pack_rows(branches, local, args.forecast_reduction, self.accelerator.device)
         means.add_groups(success, self._gathered("refusal"), self._group_size)
         processes = self.accelerator.num_processes  # the mean over ranks of `processes × local` is the total

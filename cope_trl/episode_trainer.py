@@ -1,11 +1,10 @@
 """[`EpisodeTrainer`]: GRPO on multi-turn episodes in real environments, without forecasting.
 
-With `base_trainer.py` and `cope_trainer.py` one of the three files that touch TRL internals;
-`tests/test_trl_seam.py` pins every name they rely on.
+With `base_trainer.py`, `completion_trainer.py` and `cope_trainer.py` one of the four files that touch
+TRL internals; `tests/test_trl_seam.py` pins every name they rely on.
 """
 
 import logging
-import os
 import time
 import warnings
 import weakref
@@ -16,16 +15,16 @@ import gymnasium
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset, IterableDataset
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers import AutoTokenizer, PreTrainedModel, TrainerCallback
 from trl import GRPOTrainer
 
-from cope_trl.base_trainer import BaseTrainer
 from cope_trl.chat import ChatFormat
+from cope_trl.completion_trainer import CompletionTrainer, check_tool_template
 from cope_trl.cope_config import CoPEConfig
-from cope_trl.data.recorder import TrajectoryRecorder
 from cope_trl.data.tasks import check_dataset
+from cope_trl.drivers import OWN, find_driver
 from cope_trl.environments import EnvironmentTable
-from cope_trl.errors import ConfigError, RolloutError
+from cope_trl.errors import ConfigError
 from cope_trl.evaluation.episodes import play_dataset
 from cope_trl.rollout.episodes import EpisodePlayer
 from cope_trl.rollout.generation import Generation
@@ -40,13 +39,14 @@ def success_reward(success: Sequence[bool], failed: Sequence[bool], **_: Any) ->
     return [None if broke else float(won) for won, broke in zip(success, failed, strict=True)]
 
 
-class EpisodeTrainer(BaseTrainer):
+class EpisodeTrainer(CompletionTrainer):
     """
     [`~trl.GRPOTrainer`] whose completions are episodes: policy turns with environment turns between them.
 
     The rows of the dataset say what to play (columns `environment` and `task_id`). Environment tokens are masked from
-    the loss, failed episodes carry no signal, and every episode is counted in the metrics and kept on disk. Arguments
-    as for [`CoPETrainer`].
+    the loss, failed episodes carry no signal, and every episode is counted in the metrics and kept on disk. With
+    `tools`, `environment_factory`, `rollout_func` or rows that name no environment, TRL rolls out and the episodes are
+    read off its completions. Arguments as for [`CoPETrainer`].
     """
 
     def __init__(
@@ -56,66 +56,87 @@ class EpisodeTrainer(BaseTrainer):
         args: CoPEConfig | None = None,
         train_dataset: Dataset | IterableDataset | None = None,
         eval_dataset: Dataset | IterableDataset | dict[str, Dataset | IterableDataset] | None = None,
-        processing_class: PreTrainedTokenizerBase | None = None,
-        environments: Mapping[str, Callable[[], gymnasium.Env]] | None = None,
+        processing_class: Any = None,
+        reward_processing_classes: Any = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         quantization_config: Any = None,
         peft_config: Any = None,
+        tools: list[Callable[..., Any]] | None = None,
+        rollout_func: Callable[..., dict[str, Any]] | None = None,
+        environment_factory: Callable[[], Any] | dict[str, Callable[[], Any]] | None = None,
+        *,
+        environments: Mapping[str, Callable[[], gymnasium.Env]] | None = None,
+        success_fn: Callable[..., bool] | None = None,
     ) -> None:
-        if args is None:
-            name = model if isinstance(model, str) else model.config._name_or_path
-            args = CoPEConfig(f"{name.split('/')[-1] or 'model'}-CoPE")
+        args = _checked_config(args, model, peft_config)
+        loops = {"tools": tools, "rollout_func": rollout_func, "environment_factory": environment_factory}
+        driver = find_driver(loops, environments, train_dataset, reward_funcs, success_fn)
         # Everything a user can get wrong is checked before a model is loaded.
         self._table = EnvironmentTable(environments)
-        for argument, dataset in _named_datasets(train_dataset, eval_dataset):
-            check_dataset(dataset, argument)
-            self._table.check(dataset)
-        unsaved = not isinstance(model, str) and not model.config._name_or_path
-        if args.beta and unsaved and peft_config is None and not hasattr(model, "peft_config"):
-            raise ConfigError(
-                f"`beta` is {args.beta}, which needs a second copy of the model as reference, but the model was not "
-                "loaded from anywhere. Save it and pass the path, or set `beta=0`."
+        if driver == OWN:
+            for argument, dataset in _named_datasets(train_dataset, eval_dataset):
+                check_dataset(dataset, argument)
+                self._table.check(dataset)
+            processing_class = self._prepared_tokenizer(processing_class, model, args)
+            loops["rollout_func"] = self._rollout
+            reward_funcs = success_reward if reward_funcs is None else reward_funcs
+        elif driver in ("tools", "environment_factory"):
+            check_tool_template(processing_class, driver)
+        with warnings.catch_warnings():
+            if driver == OWN:
+                warnings.filterwarnings("ignore", message=".*rollout_func.*")
+            super().__init__(
+                model=model,
+                reward_funcs=reward_funcs,
+                args=args,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                processing_class=processing_class,
+                reward_processing_classes=reward_processing_classes,
+                callbacks=callbacks,
+                optimizers=optimizers,
+                quantization_config=quantization_config,
+                peft_config=peft_config,
+                **loops,
             )
+        self._set_up_run(args)
+        if driver != OWN:
+            self._set_up_completions(args, success_fn)
+        self._set_up_episodes(args)
+
+    # ---------------------------------------------------------------- set-up
+
+    def _prepared_tokenizer(self, processing_class: Any, model: Any, args: CoPEConfig) -> Any:
+        """The tokenizer, with a chat template that leaves earlier turns as they are."""
         if processing_class is None:
-            path = model if isinstance(model, str) else model.config._name_or_path
             processing_class = AutoTokenizer.from_pretrained(
-                path, padding_side="left", truncation_side="left", trust_remote_code=args.trust_remote_code
+                model if isinstance(model, str) else model.config._name_or_path,
+                padding_side="left",
+                truncation_side="left",
+                trust_remote_code=args.trust_remote_code,
             )
         self.chat = ChatFormat(processing_class, template_kwargs=args.chat_template_kwargs)
         if self.chat.replaced:
             logger.warning("The chat template rewrites earlier turns; TRL's training variant of it is used and saved.")
             processing_class.chat_template = self.chat.chat_template
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*rollout_func.*")
-            super().__init__(
-                model=model,
-                reward_funcs=success_reward if reward_funcs is None else reward_funcs,
-                args=args,
-                train_dataset=train_dataset,
-                eval_dataset=eval_dataset,
-                processing_class=processing_class,
-                callbacks=callbacks,
-                optimizers=optimizers,
-                quantization_config=quantization_config,
-                peft_config=peft_config,
-                rollout_func=self._rollout,
-            )
-        self._set_up_episodes(args)
+        return processing_class
 
-    # ---------------------------------------------------------------- set-up
+    def _stop_at_end_of_turn(self, end_of_turn_id: int) -> None:
+        if end_of_turn_id in self.eos_token_ids:
+            return
+        if self.use_vllm:
+            raise ConfigError(
+                f"The template ends a turn with token {end_of_turn_id}, but the model stops at {self.eos_token_ids}. "
+                "Add it to `model.generation_config.eos_token_id`."
+            )
+        self.eos_token_ids: list[int] = [*self.eos_token_ids, end_of_turn_id]
+        self.generation_config.eos_token_id = self.eos_token_ids
+        self.generation_kwargs["eos_token_id"] = self.eos_token_ids
 
     def _set_up_episodes(self, args: CoPEConfig) -> None:
-        self._set_up_run(args)
-        if self.chat.end_of_turn_id not in self.eos_token_ids:
-            if self.use_vllm:
-                raise ConfigError(
-                    f"The template ends a turn with token {self.chat.end_of_turn_id}, but the model stops at "
-                    f"{self.eos_token_ids}. Add it to `model.generation_config.eos_token_id`."
-                )
-            self.eos_token_ids: list[int] = [*self.eos_token_ids, self.chat.end_of_turn_id]
-            self.generation_config.eos_token_id = self.eos_token_ids
-            self.generation_kwargs["eos_token_id"] = self.eos_token_ids
+        if self.chat is not None and not self._reads_completions:
+            self._stop_at_end_of_turn(self.chat.end_of_turn_id)
         self.pool = EnvironmentPool(self._table.make, timeout=args.environment_timeout)
         self._finalizer = weakref.finalize(self, self.pool.close)
         self._context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
@@ -124,9 +145,6 @@ class EpisodeTrainer(BaseTrainer):
         asked = args.max_prompt_length and args.max_prompt_length + args.max_completion_length
         self._longest = min((bound for bound in (self._context, asked) if bound), default=None)
         self._rows: list[dict[str, Any]] = []
-        rank = self.accelerator.process_index
-        folder = os.path.join(args.output_dir, "trajectories")
-        self._recorder = TrajectoryRecorder(folder, rank) if args.save_trajectories else None
 
     def _set_limits(self) -> None:
         self.limits = {
@@ -154,15 +172,8 @@ class EpisodeTrainer(BaseTrainer):
             (self.args.seed * 1_000_003 + self.state.global_step * 10_007 + (first + i) // self._group_size) % 2**31
             for i in range(len(tasks))
         ]
-        self.trajectories = played = self._player().play(tasks, prompts, self.limits[self._mode], seeds)
-        self._means[self._mode].add_episodes(played)
-        if self._recorder is not None:
-            self._recorder.record(self._mode, self.state.global_step, played)
-        if not self._any_rank(not all(episode.failed for episode in played)):
-            raise RolloutError(
-                f"All {len(played)} rollouts of step {self.state.global_step} failed; nothing can be learned from. "
-                f"The first cause: {played[0].error}"
-            )
+        played = self._player().play(tasks, prompts, self.limits[self._mode], seeds)
+        self._keep_episodes(played)
         self._rollout_seconds += time.perf_counter() - started
         return {
             "prompt_ids": [list(episode.prompt_ids) for episode in played],
@@ -203,6 +214,10 @@ class EpisodeTrainer(BaseTrainer):
         return gather_object(played)[: len(dataset)] if size > 1 else played
 
     def _player(self) -> EpisodePlayer:
+        if self.chat is None:
+            raise ConfigError(
+                "`processing_class` has no usable chat template, so no episode can be played; use an instruct model."
+            )
         return EpisodePlayer(self.pool, self._sample_turn, self.chat, self.eos_token_ids, self._any_rank)
 
     def _sample_turn(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Generation]:
@@ -226,6 +241,21 @@ class EpisodeTrainer(BaseTrainer):
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         # Whatever the reward functions say, a failed episode has no reward and no part in its group's baseline.
         return rewards.masked_fill(self._gathered("failed").unsqueeze(1), torch.nan)
+
+
+def _checked_config(args: Any, model: Any, peft_config: Any) -> CoPEConfig:
+    if args is None:
+        name = model if isinstance(model, str) else model.config._name_or_path
+        args = CoPEConfig(f"{name.split('/')[-1] or 'model'}-CoPE")
+    if not isinstance(args, CoPEConfig):
+        raise ConfigError(f"`args` is a {type(args).__name__}; use `CoPEConfig`, which takes the same arguments.")
+    unsaved = not isinstance(model, str) and not model.config._name_or_path
+    if args.beta and unsaved and peft_config is None and not hasattr(model, "peft_config"):
+        raise ConfigError(
+            f"`beta` is {args.beta}, which needs a second copy of the model as reference, but the model was not "
+            "loaded from anywhere. Save it and pass the path, or set `beta=0`."
+        )
+    return args
 
 
 def _named_datasets(train: Any, evaluation: Any) -> Iterator[tuple[str, Any]]:

@@ -101,9 +101,7 @@ def check_dataset(dataset: Any, argument: str = "train_dataset") -> None:
         return
     if hasattr(dataset, "__len__") and len(dataset) == 0:
         raise DataError(f"`{argument}` is empty; there is nothing to play.")
-    columns = getattr(dataset, "column_names", None)
-    if columns is None:  # a stream does not know its columns before the first row
-        columns = list(next(iter(dataset), {}))
+    columns = dataset_columns(dataset)
     missing = [column for column in REQUIRED_COLUMNS if column not in columns]
     if missing:
         raise DataError(
@@ -111,6 +109,14 @@ def check_dataset(dataset: Any, argument: str = "train_dataset") -> None:
             "`load_tasks(...)`, or add the columns: 'environment' and 'task_id' say what to play, 'prompt' holds the "
             "messages an episode begins with."
         )
+
+
+def dataset_columns(dataset: Any) -> list[str]:
+    """Column names of a map-style or iterable dataset."""
+    columns = getattr(dataset, "column_names", None)
+    if columns is None:  # a stream does not know its columns before the first row
+        columns = list(next(iter(dataset), {}))
+    return list(columns)
 
 
 def read_ids(ids: str | os.PathLike[str] | Sequence[str]) -> list[str]:
