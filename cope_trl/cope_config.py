@@ -127,7 +127,6 @@ class CoPEConfig(GRPOConfig):
     max_prompt_length: int | None = _option(None, "Longest prompt, first observation included.")
     environment_timeout: float = _option(120.0, "Deadline in seconds of one environment call.")
     save_trajectories: bool = _option(True, "Write every episode to output_dir/trajectories.")
-
     success_threshold: float = _option(1.0, "Total reward that is a success, where nothing else says so.")
 
     max_completion_length: int = _option(8192, "Tokens of an episode after its prompt.")
@@ -148,13 +147,26 @@ class CoPEConfig(GRPOConfig):
         try:
             super().__post_init__()
         except ValueError as error:
-            if "must be divisible by num_generations" not in str(error):
+            explained = self._explained(error)
+            if explained is None:
                 raise
-            raise ConfigError(
+            raise explained from error
+
+    def _explained(self, error: ValueError) -> ConfigError | None:
+        """A message of TRL's on group sizes with the remedy added, or `None` for any other."""
+        if "must be divisible by num_generations" in str(error):
+            return ConfigError(
                 f"`num_generations` is {self.num_generations}, which does not divide `generation_batch_size`="
                 f"{self.generation_batch_size}; a batch must hold whole groups. Make `per_device_train_batch_size` × "
                 "`steps_per_generation` × processes a multiple of `num_generations`."
-            ) from error
+            )
+        if "number of generations used for evaluation" in str(error):
+            return ConfigError(
+                f"`num_generations_eval` is {self.num_generations_eval} (`None` takes `num_generations`="
+                f"{self.num_generations}), which does not divide the evaluation batch of `per_device_eval_batch_size`="
+                f"{self.per_device_eval_batch_size} × processes. Make the batch a multiple of it; 1 always fits."
+            )
+        return None
 
     def _check_own_fields(self) -> None:
         for name, choices in _CHOICES.items():

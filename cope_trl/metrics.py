@@ -16,6 +16,8 @@ EPISODE = ("success", "score", "turns", "invalid_action_rate", "truncated", "fai
 CALLS = ("tool_call_rate", "multi_call_rate", "malformed_call_rate")
 FORECAST = ("loss", "windows", "group_success", "grad_ratio", "refusal_groups", "tool_call_rate")
 TOKENS = ("policy", "forecast", "saved")
+# Share of sampled tokens that an importance correction leaves in, of the shorter and of the longer half of a batch.
+SAMPLING = ("kept_share_short", "kept_share_long")
 TIMES = ("rollout", "update", "forecast_step")
 
 
@@ -34,6 +36,7 @@ class RunningMeans:
             *(f"forecast/nll_k{k}" for k in range(horizon + 1)),
             *(f"forecast/accuracy_k{k}" for k in range(horizon + 1)),
             *(f"tokens/{name}" for name in TOKENS),
+            *(f"sampling/{name}" for name in SAMPLING),
             *(f"time/{name}" for name in TIMES),
         )
         self._index = {name: i for i, name in enumerate(self.names)}
@@ -100,6 +103,17 @@ class RunningMeans:
         self.add("forecast/group_success", float(with_success.float().mean()))
         refused = with_success & (refusal.view_as(won) == won).all(dim=1)
         self.add("forecast/refusal_groups", float(refused.sum()), float(with_success.sum()))
+
+    def add_kept(self, kept: torch.Tensor, sampled: torch.Tensor, median: float) -> None:
+        """Count the tokens that an importance correction leaves in the loss.
+
+        Args:
+            kept, sampled: (B,) tokens of each episode with a positive importance ratio, and all sampled ones.
+            median: of the sampled tokens of an episode, over all ranks.
+        """
+        long = sampled > median
+        for name, rows in (("short", ~long), ("long", long)):
+            self.add(f"sampling/kept_share_{name}", float(kept[rows].sum()), float(sampled[rows].sum()))
 
     def add_branches(self, branches: Iterable[Branch]) -> None:
         """Count the forecast targets that are tool calls."""

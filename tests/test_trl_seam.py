@@ -4,10 +4,13 @@ import inspect
 
 import pytest
 import torch
-from support import make_model
+from support import make_model, make_tokenizer
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
+from trl.chat_template_utils import supports_tool_calling
 from trl.trainer.utils import add_fused_lm_head
+
+from cope_trl.episode_trainer import EpisodeTrainer
 
 
 def parameters(function):
@@ -27,6 +30,7 @@ def source(function):
         ("training_step", ["self", "model", "inputs", "num_items_in_batch"]),
         ("log", ["self", "logs", "start_time"]),
         ("_clip_grad_norm", ["self", "model"]),
+        ("_generate", ["self", "prompts"]),
     ],
 )
 def test_signatures_of_overridden_methods(method, expected):
@@ -73,10 +77,51 @@ def test_a_turn_is_sampled_from_ids_under_a_limit_that_can_be_set():
     assert '"max_new_tokens": self.max_completion_length' in source(GRPOTrainer.__init__)
 
 
+def test_what_trls_own_rollout_returns():
+    code = source(GRPOTrainer._generate)
+    assert (
+        "return prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images, tool_images"
+        in code
+    )
+    loop = source(GRPOTrainer._tool_call_loop)
+    assert "self._generate_single_turn(" in loop
+    assert "return tool_mask, completions, completion_ids, logprobs, tool_call_count, tool_failure_count" in loop
+    assert 'result = {"error": str(e)}' in loop  # how a call that raised is told apart
+    assert "completions[idx_with_tool].append(tool_message)" in loop
+
+
+def test_rewards_are_computed_while_the_batchs_environments_stand():
+    code = source(GRPOTrainer._generate_and_score_completions)
+    assert code.index("self.environments.append(") < code.index("self._generate(prompts)")
+    assert code.index("self._generate(prompts)") < code.index("self._calculate_rewards(inputs, prompts, completions,")
+    assert "self.environments" in source(GRPOTrainer._calculate_rewards)
+
+
+def test_an_importance_ratio_is_in_the_batch():
+    code = source(GRPOTrainer._generate_and_score_completions)
+    assert 'output["importance_sampling_ratio"] = vllm_importance_sampling_ratio' in code
+    assert 'output["tool_mask"] = tool_mask' in code
+
+
+def test_the_constructor_takes_what_ours_passes_on():
+    names = parameters(GRPOTrainer.__init__)
+    assert names[1:12] == [
+        *("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class"),
+        *("reward_processing_classes", "callbacks", "optimizers", "quantization_config", "peft_config"),
+    ]
+    assert names[12:] == ["tools", "rollout_func", "environment_factory"]
+    assert parameters(EpisodeTrainer.__init__)[1 : len(names)] == names[1:]
+
+
 def test_the_buffer_is_shuffled_and_split_by_row():
     code = source(GRPOTrainer._prepare_inputs)
     assert "shuffle_sequence_dict(generation_batch)" in code
     assert "split_tensor_dict(generation_batch, self.args.steps_per_generation)" in code
+
+
+def test_which_templates_render_tool_calls():
+    assert supports_tool_calling(make_tokenizer("qwen2_5"))
+    assert not supports_tool_calling(make_tokenizer("gemma"))
 
 
 def test_the_loss_is_scaled_for_accumulation_by_the_trainer_itself():
@@ -101,6 +146,13 @@ def test_attributes_set_by_the_constructor():
         "self.num_generations_eval = ",
         "self.aux_loss_enabled = ",
         "self.mask_truncated_completions = ",
+        "self.rollout_func = rollout_func",
+        "self.tools = ",
+        "self.environments = None",
+        "self.chat_template = ",
+        "self.chat_template_kwargs = ",
+        "self.reward_func_names = ",
+        "self.reward_weights = ",
         "self.temperature = ",
         "self.use_vllm = ",
         "self._is_vlm = ",

@@ -62,9 +62,7 @@ class SuccessRule:
 
     def _checked(self, value: Any, said: str) -> bool:
         # NumPy's and torch's booleans are booleans to their users.
-        plain = (
-            value.item() if type(value).__name__ in ("bool", "bool_", "Tensor") and hasattr(value, "item") else value
-        )
+        plain = value.item() if hasattr(value, "item") and getattr(value, "ndim", None) == 0 else value
         if not isinstance(plain, bool):
             raise ConfigError(
                 f"{said} {value!r}, a {type(value).__name__}; success must be True or False. Compare it with what "

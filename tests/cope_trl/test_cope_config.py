@@ -31,6 +31,7 @@ NEW = {
     "max_prompt_length": None,
     "environment_timeout": 120.0,
     "save_trajectories": True,
+    "success_threshold": 1.0,
 }
 CHANGED = {
     "max_completion_length": 8192,
@@ -198,6 +199,7 @@ WRITTEN = {
     "max_prompt_length": 2048,
     "environment_timeout": 60.0,
     "save_trajectories": False,
+    "success_threshold": 0.5,
     "max_completion_length": 4096,
     "loss_type": "dapo",
     "beta": 0.0,
@@ -260,3 +262,23 @@ def test_help_names_every_new_option(capsys):
         parse(["--help"])
     shown = capsys.readouterr().out
     assert all(f"--{name}" in shown for name in NEW)
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "batch", "fits"), [(3, 4, False), (None, 6, False), (1, 3, True), (2, 4, True)]
+)
+def test_groups_of_an_evaluation_must_fit_its_batch(tmp_path, evaluation, batch, fits):
+    settings = {
+        "output_dir": str(tmp_path),
+        **MACHINE,
+        "eval_strategy": "steps",
+        "per_device_train_batch_size": 4,
+        "num_generations": 4,
+        "per_device_eval_batch_size": batch,
+        "num_generations_eval": evaluation,
+    }
+    if fits:
+        assert CoPEConfig(**settings).num_generations_eval == evaluation
+        return
+    with pytest.raises(ConfigError, match=f"`num_generations_eval` is {evaluation} .*1 always fits"):
+        CoPEConfig(**settings)

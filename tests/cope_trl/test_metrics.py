@@ -202,3 +202,11 @@ def test_a_step_of_its_own_is_timed():
 def test_without_an_update_there_is_nothing_to_divide():
     assert times(time__rollout=2.0) == {"time/rollout": 2.0}
     assert times(time__forecast_step=2.0) == {}
+
+
+def test_tokens_an_importance_correction_leaves_by_length():
+    means = RunningMeans(0)
+    means.add_kept(torch.tensor([4, 0, 3, 5]), torch.tensor([4, 20, 6, 10]), median=8.0)
+    logged = means.flush()
+    assert logged["sampling/kept_share_short"] == pytest.approx(7 / 10)
+    assert logged["sampling/kept_share_long"] == pytest.approx(5 / 30)
