@@ -134,7 +134,8 @@ class CoPETrainer(EpisodeTrainer):
         first = self.accelerator.process_index * len(played)
         local = weights[first : first + len(played)].tolist()
         if self.mask_truncated_completions:  # their tokens are hidden from attention, so nothing can branch off them
-            local = [0.0 if e.truncated else weight for e, weight in zip(played, local, strict=True)]
+            ended = [not e.truncated and e.completion_ids[-1] in self.eos_token_ids for e in played]
+            local = [weight * end for weight, end in zip(local, ended, strict=True)]
         settings = BranchSettings(args.forecast_horizon, args.forecast_skip_invalid, args.forecast_max_windows)
         rng = random.Random(f"{args.seed}-{self.state.global_step}-{self.accelerator.process_index}")
         branches = build_branches(played, local, chat, settings, rng)

@@ -251,6 +251,42 @@ def test_without_forecasting_it_is_grpo_bit_for_bit(tmp_path):
         assert torch.equal(a, b), name
 
 
+def test_a_completion_that_ends_in_the_environments_words_is_not_branched_off_where_it_is_hidden(tmp_path):
+    """TRL takes it for truncated, since its last token is no end of turn."""
+    plain = TALKS(True)
+
+    def rollout(prompts, trainer):
+        output = plain(prompts, trainer)
+        for ids, mask in zip(output["completion_ids"], output["env_mask"], strict=True):
+            ids.append(5)
+            mask.append(0)
+        return output
+
+    settings = {"rollout_func": rollout, "reward_funcs": constant(1.0)}
+    shown = roll_out(driven_trainer(tmp_path, [[DONE]], **settings))
+    hidden = roll_out(driven_trainer(tmp_path, [[DONE]], mask_truncated_completions=True, **settings))
+    assert (shown["forecast_window"] >= 0).any(dim=1).all()
+    assert (hidden["forecast_window"] == -1).all()
+
+
+def test_an_adapter_learns_from_forecasts_of_calls(tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    trainer = driven_trainer(
+        tmp_path,
+        [[CLIMB, CLIMB, DONE]],
+        environment_factory=Stairs,
+        peft_config=config,
+        forecast_coef=1.0,
+        gradient_checkpointing=False,
+    )
+    forecast_loss(trainer).backward()
+    norms = {name: float(p.grad.norm()) for name, p in trainer.model.named_parameters() if p.grad is not None}
+    assert norms
+    assert all("lora_" in name for name in norms)
+    assert sum(norms.values()) > 0
+
+
 # ---------------------------------------------------------------- the success rule
 
 
