@@ -42,12 +42,12 @@ class CompletionTrainer(BaseTrainer):
     """
 
     chat: ChatFormat | None
+    _in_tool_loop = False  # also where this package plays the episodes
 
     def _set_up_completions(self, args: CoPEConfig, success_fn: Callable[..., bool] | None) -> None:
         self._success_rule = SuccessRule(success_fn, args.success_threshold)
         self._batch: tuple[Any, ...] = ()
         self._warned = False
-        self._in_tool_loop = False
         try:
             self.chat = ChatFormat(self._tokenizer, self.chat_template, self.chat_template_kwargs)
         except TemplateError as error:

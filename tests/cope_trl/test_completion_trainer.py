@@ -440,6 +440,7 @@ def test_a_tokenizer_without_a_template_is_plain_grpo(tmp_path, caplog):
     trainer = driven_trainer(tmp_path, [["4"], ["5"]], rows, reward_funcs=constant(1.0), tokenizer=tokenizer)
     trainer.train()
     assert "Forecasting is off, this is plain GRPO" in caplog.text
+    assert (trainer.forecast_coef, trainer.forecast_engine) == (0.0, "none")
     assert "forecast/loss" not in trainer.state.log_history[0]
     assert trainer.state.log_history[0]["episode/turns"] == 1
 

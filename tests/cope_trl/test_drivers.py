@@ -35,6 +35,7 @@ def test_rows_that_name_none():
 
 def test_half_a_row_is_not_a_single_turn():
     assert find(NAMED.remove_columns("task_id"), reward_funcs=len) == OWN
+    assert find(NAMED.remove_columns("environment"), reward_funcs=len) == OWN
 
 
 @pytest.mark.parametrize("name", ["tools", "rollout_func", "environment_factory"])
