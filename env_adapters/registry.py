@@ -22,6 +22,8 @@ _BUILT_IN = {
     "tau2": "env_adapters.tau2:Tau2Env",
     "webshop": "env_adapters.webshop:WebShopEnv",
 }
+# What a name with a colon stands for depends on all of it: the function makes the class from the whole name.
+_SCHEMES = {"openenv": "env_adapters.openenv.resolve:environment_class"}
 _registered: dict[str, str | type[Any]] = dict(_BUILT_IN)
 
 
@@ -63,7 +65,7 @@ def resolve(name: str) -> type[Any]:
     """The environment class behind a name, imported now.
 
     Args:
-        name: a name from [`registered`].
+        name: a name from [`registered`], or `openenv:` and the address of a server.
 
     Returns:
         A subclass of `gymnasium.Env`, in most cases of [`~env_adapters.base.TextEnv`].
@@ -71,12 +73,15 @@ def resolve(name: str) -> type[Any]:
     Raises:
         UnknownEnvironmentError: no environment has that name.
         MissingDependencyError: its module needs something that is not installed.
-        EnvAdapterError: what the name stands for is not a Gymnasium environment class.
+        EnvAdapterError: what the name stands for is not a Gymnasium environment class, or nothing at that address.
     """
     found = _registered.get(name) if isinstance(name, str) else None
     if found is None:
         # What this process registered comes first: an installed distribution cannot take over a built-in name.
         found = next((point.value for point in _third_party() if point.name == name), None)
+    if found is None and isinstance(name, str) and (maker := _SCHEMES.get(name.partition(":")[0])) and ":" in name:
+        made: type[Any] = _load(name, maker)(name)
+        return made
     if found is None:
         names = registered()
         raise UnknownEnvironmentError(
@@ -93,7 +98,7 @@ def make(name: str, **kwargs: Any) -> gymnasium.Env[str, str]:
     """Make an environment.
 
     Args:
-        name: a name from [`registered`].
+        name: a name from [`registered`], or `openenv:` and the address of a server.
         **kwargs: passed to the environment's constructor.
 
     Returns:

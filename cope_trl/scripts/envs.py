@@ -1,4 +1,4 @@
-"""`cope-trl envs`: which environments there are, whether one keeps its contract; its installation, its data files."""
+"""`cope-trl envs`: which environments there are, whether one keeps its contract; its installation, data, server."""
 
 import argparse
 import importlib
@@ -10,6 +10,8 @@ from env_adapters import registry
 from env_adapters.base import TextEnv
 from env_adapters.checker import check_env
 from env_adapters.errors import EnvAdapterError, MissingDependencyError
+from env_adapters.openenv.serve import add_arguments as add_serve_arguments
+from env_adapters.openenv.serve import serve
 
 # Commands whose work an environment does itself: the attribute that says where, what it is, and what others are told.
 _OWN_COMMANDS = {
@@ -27,15 +29,17 @@ _OWN_COMMANDS = {
 
 
 def main(argv: list[str]) -> None:
-    """List environments, check one, install one, or write the data files of one."""
+    """List environments, check one, install one, write the data files of one, or serve one to other hosts."""
     parser = argparse.ArgumentParser(
-        prog="cope-trl envs", description="List environments, check one, install one, or write the data files of one."
+        prog="cope-trl envs",
+        description="List environments, check one, install one, write the data files of one, or serve one.",
     )
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("list", help="environments by name, and whether they can run here")
     check = commands.add_parser("check", help="test an environment against the contract")
     check.add_argument("name", help="registry name")
     check.add_argument("--task-id", help="task to play; the environment's choice by default")
+    add_serve_arguments(commands.add_parser("serve", help="put an environment behind an OpenEnv server"))
     for name, (_, text, _) in _OWN_COMMANDS.items():
         own = commands.add_parser(name, help=text, add_help=False)
         own.add_argument("name", help="registry name")
@@ -45,6 +49,8 @@ def main(argv: list[str]) -> None:
     if args.command == "check":
         check_env(registry.make(args.name), task_id=args.task_id)
         console.print(f"{args.name}: keeps the contract.")
+    elif args.command == "serve":
+        serve(args)
     elif args.command in _OWN_COMMANDS:
         _run_own(args.command, args.name, args.options)
     else:
