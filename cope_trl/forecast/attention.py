@@ -122,13 +122,25 @@ def branched_attention(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
+    return _attend(query, key, value, branches, {"dropout_p": dropout, "scale": scaling}), None
+
+
+@torch.compiler.disable  # `torch.compile` would unroll every batch's layout into a graph of its own
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    branches: Sequence[RowLayout],
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """(B, N, heads, D) for a batch."""
     groups = query.size(1) // key.size(1)
     if groups > 1 and query.device.type != "cpu":  # elsewhere grouped heads under a mask take the slowest kernel
         key, value, groups = repeat_kv(key, groups), repeat_kv(value, groups), 1
-    options = {"dropout_p": dropout, "scale": scaling, "enable_gqa": groups > 1}
+    options = {**options, "enable_gqa": groups > 1}
     rows = zip(query.split(1), key.split(1), value.split(1), branches, strict=True)
     outputs = [_attend_row(q, k, v, layout, options) for q, k, v, layout in rows]
-    return torch.cat(outputs).transpose(1, 2).contiguous(), None
+    return torch.cat(outputs).transpose(1, 2).contiguous()
 
 
 def _attend_row(
