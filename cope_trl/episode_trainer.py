@@ -123,23 +123,20 @@ class EpisodeTrainer(CompletionTrainer):
         return processing_class
 
     def _stop_at_end_of_turn(self, end_of_turn_id: int) -> None:
-        if end_of_turn_id in self.eos_token_ids:
-            return
+        missing = end_of_turn_id not in self.eos_token_ids
+        if missing:
+            self.eos_token_ids: list[int] = [*self.eos_token_ids, end_of_turn_id]
         if self.use_vllm:
-            raise ConfigError(
-                f"The template ends a turn with token {end_of_turn_id}, but the model stops at {self.eos_token_ids}. "
-                "Add it to `model.generation_config.eos_token_id`."
-            )
-        self.eos_token_ids: list[int] = [*self.eos_token_ids, end_of_turn_id]
-        self.generation_config.eos_token_id = self.eos_token_ids
-        self.generation_kwargs["eos_token_id"] = self.eos_token_ids
+            self._stop_engine_at(self.eos_token_ids)
+        elif missing:
+            self.generation_config.eos_token_id = self.eos_token_ids
+            self.generation_kwargs["eos_token_id"] = self.eos_token_ids
 
     def _set_up_episodes(self, args: CoPEConfig) -> None:
         if self.chat is not None and not self._reads_completions:
             self._stop_at_end_of_turn(self.chat.end_of_turn_id)
         self.pool = EnvironmentPool(self._table.make, timeout=args.environment_timeout)
         self._finalizer = weakref.finalize(self, self.pool.close)
-        self._context = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self._set_limits()
         # Longest trajectory there can be, in tokens, or `None` when nothing bounds it.
         asked = args.max_prompt_length and args.max_prompt_length + args.max_completion_length
@@ -208,7 +205,8 @@ class EpisodeTrainer(CompletionTrainer):
             # Every rank plays as many batches, so that collective calls stay in step; surplus episodes are dropped.
             share = -(-len(dataset) // size)
             mine = dataset.select([min(rank * share + i, len(dataset) - 1) for i in range(share)])
-            played = play_dataset(self._player(), mine, self.limits["eval"], self.args.eval_batch_size, on_batch)
+            with self._whole_weights():
+                played = play_dataset(self._player(), mine, self.limits["eval"], self.args.eval_batch_size, on_batch)
         finally:
             self.model.train(training)
         return gather_object(played)[: len(dataset)] if size > 1 else played

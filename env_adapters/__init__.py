@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from env_adapters.protocols import Action, CodeBlock, Layout, Protocol, ReActText, ToolCall
     from env_adapters.registry import make, register, registered, resolve
+    from env_adapters.trl_environment import as_trl_environment
 
 __all__ = [
     # the contract
@@ -41,6 +42,8 @@ __all__ = [
     "register",
     "registered",
     "resolve",
+    # environments for TRL's own trainer
+    "as_trl_environment",
     # errors
     "EnvAdapterError",
     "EnvContractError",
@@ -57,6 +60,7 @@ _MODULE_OF = {
     "check_env": "checker",
     **dict.fromkeys(("Action", "CodeBlock", "Layout", "Protocol", "ReActText", "ToolCall"), "protocols"),
     **dict.fromkeys(("make", "register", "registered", "resolve"), "registry"),
+    "as_trl_environment": "trl_environment",
 }
 
 

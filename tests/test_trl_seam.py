@@ -8,6 +8,7 @@ from support import make_model, make_tokenizer
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import supports_tool_calling
+from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.utils import add_fused_lm_head
 
 from cope_trl.episode_trainer import EpisodeTrainer
@@ -216,3 +217,131 @@ def test_an_attention_of_our_own_gets_the_models_keyword_arguments_and_a_ready_m
     ready = torch.ones((1, 1, 1, 1), dtype=torch.bool)
     embeds = torch.zeros((1, 4, model.config.hidden_size))
     assert masking_utils.create_causal_mask(model.config, embeds, ready, None) is ready
+
+
+def test_where_a_run_stands_is_counted_in_micro_batches():
+    code = source(GRPOTrainer._prepare_inputs)
+    assert "generate_every = self.args.steps_per_generation * self.num_iterations" in code
+    assert "if self._step % generate_every == 0 or self._buffered_inputs is None:" in code
+    assert "self._buffered_inputs[self._step % self.args.steps_per_generation]" in code
+    assert "self._step += 1" in source(GRPOTrainer.training_step)
+    assert "_step" not in source(Trainer._load_rng_state)  # nobody else restores it
+    assert "self.state.global_step != self._last_loaded_step" in source(GRPOTrainer._generate)
+
+
+def test_signatures_of_what_saves_and_resumes():
+    assert parameters(GRPOTrainer._save_checkpoint) == ["self", "model", "trial"]
+    assert parameters(Trainer._save_rng_state) == ["self", "output_dir"]
+    assert parameters(Trainer._load_rng_state) == ["self", "checkpoint"]
+    assert parameters(Trainer._init_training_state) == [
+        "self",
+        "max_steps",
+        "num_update_steps_per_epoch",
+        "num_train_epochs",
+        "resume_from_checkpoint",
+        "trial",
+    ]
+    assert parameters(Trainer.train)[:2] == ["self", "resume_from_checkpoint"]
+
+
+def test_the_last_file_of_a_checkpoint_is_the_trainers_state():
+    code = source(Trainer._save_checkpoint)
+    assert code.index("self._save_rng_state(output_dir)") < code.index("self.state.save_to_json(")
+    assert code.index("self.state.save_to_json(") < code.index("self._push_from_checkpoint(output_dir)")
+    assert 'checkpoint_folder = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"' in code
+    assert "self._get_output_dir(trial=trial)" in code
+
+
+def test_a_resume_loads_the_generators_once_right_before_its_first_step():
+    code = source(Trainer._run_epoch)
+    assert code.count("self._load_rng_state(resume_from_checkpoint)") == 2  # at an epoch's start, or after skipping
+    assert (
+        code.index("self.get_batch_samples(epoch_iterator")
+        < code.rindex("self._load_rng_state(")
+        < code.index("self.training_step(")
+    )
+    loop = source(Trainer._inner_training_loop)
+    assert loop.index("self.get_train_dataloader()") < loop.index("self._init_training_state(")
+    assert "epochs_trained = int(self.state.global_step // num_update_steps_per_epoch)" in source(
+        Trainer._init_training_state
+    )
+
+
+def test_the_sampler_draws_one_permutation_an_epoch_from_a_generator_of_its_own():
+    from trl.trainer.utils import RepeatSampler
+
+    assert not hasattr(RepeatSampler, "set_epoch")  # or a resume would not have to wind it forward
+    straight, wound = (RepeatSampler(range(6), mini_repeat_count=1, seed=3) for _ in range(2))
+    first, second = list(straight), list(straight)
+    assert first != second
+    next(iter(wound))
+    assert list(wound) == second
+    assert "return RepeatSampler(" in source(GRPOTrainer._get_train_sampler)
+
+
+def test_the_card_that_is_completed(tmp_path):
+    from trl.trainer.utils import generate_model_card
+
+    from cope_trl.model_card import NO_BASE_MODEL
+
+    card = generate_model_card(
+        base_model=None,
+        model_name="agent",
+        hub_model_id="user/agent",
+        dataset_name=None,
+        tags=["trl"],
+        wandb_url=None,
+        trackio_url=None,
+        trainer_name="CoPE",
+        trainer_citation="@article{cope}",
+        paper_title="CoPE",
+        paper_id="2610.20597",
+    )
+    parts = [NO_BASE_MODEL, "\n## Quick start\n", "\n## Training procedure\n", "\n### Framework versions\n"]
+    positions = [card.text.index(part) for part in [*parts, "\n## Citations\n", "@article{cope}"]]
+    assert positions == sorted(positions)
+    assert set(GRPOTrainer._paper) == {"title", "id", "citation"}
+    assert GRPOTrainer._name == "GRPO"
+    assert parameters(GRPOTrainer.create_model_card) == ["self", "model_name", "dataset_name", "tags"]
+
+
+def test_a_push_in_the_background_fails_silently():
+    from transformers.utils.hub import PushInProgress
+
+    assert "futures.wait(self.jobs)" in source(PushInProgress.wait_until_done)  # which raises nothing
+    assert "run_as_future=True" in source(Trainer._push_from_checkpoint)
+    assert parameters(Trainer._push_from_checkpoint) == ["self", "checkpoint_folder"]
+    assert 'ignore_patterns=["_*", f"{PREFIX_CHECKPOINT_DIR}-*"]' in source(Trainer.push_to_hub)
+    assert "self.push_in_progress.wait_until_done()" in source(Trainer._finish_current_push)
+    assert "self._finish_current_push()" in source(Trainer._finalize_training)
+
+
+def test_an_environments_public_methods_are_tools_and_its_observation_ends_the_prompt():
+    code = source(GRPOTrainer.__init__)
+    assert "inspect.getmembers(type(instance), predicate=inspect.isfunction)" in code
+    assert 'elif not member_name.startswith("_"):' in code
+    assert "self.reward_func_names.append(env_type.__name__)" in code
+    code = source(GRPOTrainer._generate_and_score_completions)
+    assert "observation = environment.reset(**reset_kwargs)" in code
+    assert '"content": content + observation' in code
+
+
+def test_vllm_samples_under_a_limit_and_with_stop_tokens_that_can_be_set():
+    code = source(VLLMGeneration.generate)
+    assert "max_completion_length = self.max_completion_length" in code
+    assert '"max_tokens": max_completion_length' in code
+    assert '"generation_kwargs": self.generation_kwargs' in code  # a server
+    assert "generation_kwargs.update(self.generation_kwargs)" in code  # colocated
+    assert "self.generation_kwargs = generation_kwargs or {}" in source(VLLMGeneration.__init__)
+    code = source(GRPOTrainer._generate_single_turn)
+    stale, sample = "self.state.global_step != self._last_loaded_step", "self.vllm_generation.generate("
+    assert code.index(stale) < code.index(sample)
+
+
+def test_a_shared_vllm_engine_answers_a_rank_by_the_number_of_its_own_prompts():
+    """Why `SharedEngine` exists: by position, and for the limit of the rank that calls."""
+    code = source(VLLMGeneration.generate)
+    assert "accelerator.process_index * len(prompts)" in code
+    assert "tp_slice = slice(local_rank_in_group * orig_size, (local_rank_in_group + 1) * orig_size)" in code
+    assert "self.tp_group, _ = torch.distributed.new_subgroups_by_enumeration(" in source(VLLMGeneration._init_vllm)
+    assert "self.vllm_generation.llm.llm_engine.model_config.max_model_len" in source(GRPOTrainer._tool_call_loop)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -49,6 +50,8 @@ FEATURES = Features(
         "skip_no_call": Value("bool"),
     }
 )
+_SHARD = "step-{step:08d}-rank-{rank:05d}.parquet"
+_SHARD_NAME = re.compile(r"step-(\d+)-rank-\d+\.parquet")
 _TASK_FIELDS = tuple(field.name for field in fields(TaskRef))
 
 
@@ -78,6 +81,12 @@ def read_trajectories(folder: str | os.PathLike[str]) -> list[Trajectory]:
     return [trajectory for shard in shards for trajectory in dataset_to_trajectories(pq.read_table(shard).to_pylist())]
 
 
+def step_of(shard: str | os.PathLike[str]) -> int | None:
+    """Optimizer step of a [`TrajectoryWriter`]'s shard; `None` for any other file."""
+    match = _SHARD_NAME.fullmatch(Path(shard).name)
+    return int(match.group(1)) if match else None
+
+
 class TrajectoryWriter:
     """Writes the trajectories of each step as one Parquet shard a rank.
 
@@ -104,7 +113,7 @@ class TrajectoryWriter:
             step: optimizer step the episodes were sampled at.
             rank: process index.
         """
-        path = self.folder / f"step-{step:08d}-rank-{rank:05d}.parquet"
+        path = self.folder / _SHARD.format(step=step, rank=rank)
         if not trajectories:  # `load_dataset` cannot read a shard without rows
             path.unlink(missing_ok=True)
             return None

@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Points = list[tuple[float, float]]
+# Heading, pattern of the logged key, range of the vertical axis (None: from the data).
+Panel = tuple[str, str, tuple[float, float] | None]
 
-# Panels in reading order: heading, pattern of the logged key, range of the vertical axis (None: from the data).
-_PANELS: tuple[tuple[str, str, tuple[float, float] | None], ...] = (
+# Panels in reading order.
+_PANELS: tuple[Panel, ...] = (
     ("Success rate", r"episode/success", (-0.03, 1.03)),
     ("Turns an episode", r"episode/turns", None),
     ("Forecast loss", r"forecast/loss", None),
@@ -41,10 +43,30 @@ def learning_curve(
         title: heading of the picture.
         window: number of points in the running mean; `None` takes a twelfth of the history.
     """
+    return _draw(_PANELS, log_history, path, title, window)
+
+
+def success_curve(log_history: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> Path:
+    """Draw the first panel of [`learning_curve`] alone, the success rate; return the picture's path.
+
+    Args:
+        log_history: `trainer.state.log_history`.
+        path: where the picture goes; the suffix chooses the format (`.png` if there is none).
+    """
+    return _draw(_PANELS[:1], log_history, path, None, None)
+
+
+def _draw(
+    wanted: Sequence[Panel],
+    log_history: Sequence[Mapping[str, Any]],
+    path: str | os.PathLike[str],
+    title: str | None,
+    window: int | None,
+) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    panels = [(heading, limits, found) for heading, key, limits in _PANELS if (found := _series(log_history, key))]
+    panels = [(heading, limits, found) for heading, key, limits in wanted if (found := _series(log_history, key))]
     columns = min(2, max(1, len(panels)))
     rows = max(1, math.ceil(len(panels) / columns))
     # A figure of its own, without pyplot: no global state, no display, and nothing to close.

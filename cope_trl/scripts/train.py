@@ -11,6 +11,7 @@ from transformers import PrinterCallback
 from transformers.trainer_callback import ProgressCallback
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
+from cope_trl.checkpoints import last_whole, read_resume
 from cope_trl.cope_config import CoPEConfig
 from cope_trl.cope_trainer import CoPETrainer
 from cope_trl.data.tasks import load_tasks
@@ -120,21 +121,45 @@ def main(argv: list[str]) -> Path:
         trainer.remove_callback(shown)
     if not args.disable_tqdm:
         trainer.add_callback(CompactProgress)
+    folder = Path(args.output_dir)
+    resume = _checkpoint(args.resume_from_checkpoint, folder, console)
     results: dict[str, Any] = {}
     if test_dataset is not None:
-        results["before"] = _evaluate(trainer, test_dataset, "before training")
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+        known = _measured_before(folder) if resume else None
+        results["before"] = known or _evaluate(trainer, test_dataset, "before training")
+        if trainer.is_world_process_zero():
+            write_results(folder, results)
+    trainer.train(resume_from_checkpoint=resume)
     if test_dataset is not None:
         results["after"] = _evaluate(trainer, test_dataset, "after training")
     trainer.save_model()
     trainer.save_state()
     if trainer.is_world_process_zero():
         title = f"{script.environment}, {script.test_split} split, before → after training"
-        _report(Path(args.output_dir), trainer.state.log_history, results, title, console)
+        _report(folder, trainer.state.log_history, results, title, console)
     if args.push_to_hub:
         trainer.push_to_hub()
     trainer.close()
-    return Path(args.output_dir)
+    return folder
+
+
+def _checkpoint(asked: str | bool | None, folder: Path, console: Console) -> str | None:
+    """The checkpoint to resume from: the path asked for, or by "true" the latest whole one, if there is any."""
+    resume = read_resume(asked)
+    if not isinstance(resume, bool):
+        return resume
+    if not resume:
+        return None
+    # A job that is killed and started again by the same command has no checkpoint yet the first time.
+    last = last_whole(folder)
+    console.print(f"Resuming from [bold]{last}[/bold]." if last else "No checkpoint yet; starting from the beginning.")
+    return None if last is None else str(last)
+
+
+def _measured_before(folder: Path) -> dict[str, Any] | None:
+    """What the run measured before training, where it was killed after that."""
+    path = folder / "results.json"
+    return json.loads(path.read_text(encoding="utf-8")).get("before") if path.exists() else None
 
 
 def _local_agent(name: str, tasks: Dataset, warm: WarmStartArguments, args: CoPEConfig, console: Console) -> str:
@@ -144,12 +169,13 @@ def _local_agent(name: str, tasks: Dataset, warm: WarmStartArguments, args: CoPE
             "to build a tiny one on the spot."
         )
     folder = Path(args.output_dir) / "warm_start"
-    if args.world_size > 1 and not (folder / "config.json").exists():
+    built = (folder / "training_args.bin").exists()  # the file that is saved last
+    if args.world_size > 1 and not built:
         raise ConfigError(
             f"`warm_start` runs in one process, but {args.world_size} were launched. Run once with one process, then "
             f"pass `model_name_or_path={folder}`."
         )
-    if (folder / "config.json").exists():
+    if built:
         console.print(f"Starting from the agent in [bold]{folder}[/bold] (delete it to build another).")
         return str(folder)
     console.print("Building a tiny agent and cloning the scripted expert's noisy demonstrations.")

@@ -47,7 +47,7 @@ def main(script_args: ScriptArguments, training_args: CoPEConfig, model_args: Mo
         test = load_tasks(script_args.environment, split="test", limit=limit)
         trainer.accelerator.print(summarize(trainer.evaluate_tasks(test)))
     if training_args.push_to_hub:
-        trainer.push_to_hub(dataset_name=script_args.environment)
+        trainer.push_to_hub()
 
 
 if __name__ == "__main__":

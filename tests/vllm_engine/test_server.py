@@ -1,0 +1,214 @@
+"""vLLM's OpenAI server on CPU: episodes played through it, TRL's client for it, and chat as a customer would."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+import torch
+from support import make_config
+
+pytest.importorskip("vllm")
+from vllm.platforms import current_platform
+
+if not current_platform.is_cpu():
+    pytest.skip("these tests are for vLLM's CPU backend", allow_module_level=True)
+
+import trl.generation.vllm_generation as seam
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cope_trl.chat import ChatFormat
+from cope_trl.cope_trainer import CoPETrainer
+from cope_trl.environments import EnvironmentTable
+from cope_trl.errors import RolloutError
+from cope_trl.evaluation.episodes import play_dataset
+from cope_trl.rollout.endpoint import EndpointPolicy
+from cope_trl.rollout.episodes import EpisodeLimits, EpisodePlayer
+from cope_trl.rollout.generation import TransformersPolicy
+from cope_trl.rollout.pool import EnvironmentPool
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+CONTEXT = 256
+KEY = "a-key"
+
+
+@pytest.fixture(scope="session")
+def address(agent):
+    """Address of a server for the agent, with a context of 256 tokens and a key."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # Not `vllm serve`: that command looks for a distribution named vllm, which the CPU build is not.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", agent, "--dtype", "float32"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", "--max-model-len", str(CONTEXT)]
+    command += ["--logprobs-mode", "processed_logprobs", "--served-model-name", "agent", "--api-key", KEY]
+    # What TRL's colocated engine has put into the environment is for that engine.
+    own = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "VLLM_ENABLE_V1_MULTIPROCESSING"}
+    environment = {name: value for name, value in os.environ.items() if name not in own}
+    environment["VLLM_LOGGING_LEVEL"] = "INFO"  # it says when it is up
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True)
+    lines, up = [], threading.Event()
+
+    def read():
+        for line in process.stdout:
+            lines.append(line)
+            if "Application startup complete" in line:
+                up.set()
+        up.set()  # the server has ended
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    try:
+        assert up.wait(500), "".join(lines[-30:])
+        assert process.poll() is None, "".join(lines[-30:])
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.wait(60)
+        reader.join(10)
+
+
+@pytest.fixture(scope="session")
+def parts(agent):
+    """Model, tokenizer, chat format and stop tokens."""
+    tokenizer = AutoTokenizer.from_pretrained(agent, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(agent, dtype="float32").eval()
+    return model, tokenizer, ChatFormat(tokenizer), [tokenizer.eos_token_id]
+
+
+@contextmanager
+def player(parts, policy):
+    _, _, chat, stops = parts
+    pool = EnvironmentPool(EnvironmentTable().make)
+    try:
+        yield EpisodePlayer(pool, policy, chat, stops)
+    finally:
+        pool.close()
+
+
+def limits(**changes):
+    return EpisodeLimits({"": 30}, **{"max_tokens_per_turn": 24, "max_completion_length": 900, **changes})
+
+
+def test_episodes_played_through_the_server_are_those_of_the_model(address, parts, tasks):
+    model, tokenizer, _, stops = parts
+    served = EndpointPolicy(address, stops, temperature=0, api_key=KEY)
+    assert (served.model, served.context) == ("agent", CONTEXT)
+    local = TransformersPolicy(model, stops, tokenizer.pad_token_id, temperature=0)
+    played = []
+    for policy in (served, local):
+        with player(parts, policy) as plays:
+            played.append(play_dataset(plays, tasks, limits(max_total_tokens=CONTEXT), 2))
+    mine, theirs = played
+    assert [e.ids for e in mine] == [e.ids for e in theirs]
+    assert [e.success for e in mine] == [e.success for e in theirs]
+    assert all(len(e.turns) > 1 for e in mine)
+
+
+@torch.no_grad()
+def test_sampled_log_probs_of_the_server(address, parts):
+    model, _, chat, stops = parts
+    prompts = [chat.prompt_ids([], text) for text in ("You see: a mug.", "Your task is to: put a mug on the desk.")]
+    for generation, prompt in zip(
+        EndpointPolicy(address, stops, temperature=0.7, api_key=KEY)(prompts, 12), prompts, strict=True
+    ):
+        ids = torch.tensor([[*prompt, *generation.ids]])
+        logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1] / 0.7
+        own = torch.log_softmax(logits, -1).gather(-1, torch.tensor(generation.ids)[:, None])[:, 0]
+        assert torch.allclose(torch.tensor(generation.logprobs), own, rtol=0, atol=1e-4)
+
+
+def test_a_prompt_close_to_the_servers_context_does_not_cost_the_others_their_room(address, parts):
+    _, _, _, stops = parts
+    policy = EndpointPolicy(address, stops, api_key=KEY)
+    short, long = [5, 6, 7], list(range(10, 10 + CONTEXT - 4))
+    generations = policy([short, long, short, short], 40)
+    lengths = [len(g.ids) for g in generations]
+    assert lengths[1] <= 4
+    assert max(lengths) > 4
+    for row in (0, 2, 3):
+        assert lengths[row] == 40 or generations[row].ids[-1] in stops
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"api_key": "another"}, "answered 401"),
+        ({"api_key": KEY, "model": "unknown"}, r"`model` is 'unknown', but .* serves \['agent'\]"),
+    ],
+)
+def test_what_a_server_refuses_is_named(address, changes, message):
+    with pytest.raises(RolloutError, match=message):
+        EndpointPolicy(address, [2], **changes)
+
+
+class Unsynchronised(seam.VLLMClient):
+    """TRL's client without the transfer of weights, which needs NCCL and therefore GPUs."""
+
+    def __init__(self, *args, **kwargs):
+        self.session_headers = {"Authorization": f"Bearer {KEY}"}
+        super().__init__(*args, **kwargs)
+
+    def init_communicator(self, device):
+        pass
+
+    def update_named_params(self, metadata, named_params):
+        for _ in named_params:
+            pass
+
+    def _post(self, url, **kwargs):
+        return (
+            {} if url.endswith("/reset_prefix_cache") else super()._post(url, headers=self.session_headers, **kwargs)
+        )
+
+    def _get(self, url, **kwargs):
+        return super()._get(url, headers=self.session_headers, **kwargs)
+
+
+def test_a_training_step_sampled_by_the_server(address, agent, tasks, tmp_path, monkeypatch):
+    """Server mode but for the weights: sampling, limits and log-probabilities are the real ones."""
+    monkeypatch.setattr(seam, "VLLMClient", Unsynchronised)
+    config = make_config(
+        tmp_path,
+        use_vllm=True,
+        vllm_mode="server",
+        vllm_server_base_url=address.removesuffix("/v1"),
+        vllm_max_model_length=CONTEXT,
+        max_turns=30,
+        temperature=0.7,
+    )
+    trainer = CoPETrainer(
+        model=agent,
+        reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
+        args=config,
+        train_dataset=tasks,
+    )
+    start = AutoModelForCausalLM.from_pretrained(agent, dtype="float32").eval()
+    trainer.train()
+    assert trainer.state.log_history[0]["grad_norm"] > 0
+    # Each turn's limit had to fit into what was left of the server's context, or it would have refused the batch.
+    assert CONTEXT - 30 < max(len(e.ids) for e in trainer.trajectories) <= CONTEXT
+    for episode in trainer.trajectories:
+        ids, cut = torch.tensor([episode.ids]), len(episode.prompt_ids)
+        with torch.no_grad():
+            logits = start(input_ids=ids).logits[0, cut - 1 : -1] / 0.7
+        own = torch.log_softmax(logits, -1).gather(-1, ids[0, cut:, None])[:, 0]
+        mask = torch.tensor(episode.completion_mask, dtype=torch.bool)
+        assert torch.allclose(torch.tensor(episode.logprobs)[mask], own[mask], rtol=0, atol=1e-4)
+
+
+def test_the_server_plays_a_customer(address):
+    """Chat completions through the client that the simulated customers of benchmarks use."""
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=address, api_key=KEY)
+    messages = [{"role": "system", "content": "You are a customer."}, {"role": "user", "content": "How can I help?"}]
+    answer = client.chat.completions.create(model="agent", messages=messages, max_tokens=8, temperature=0.7)
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].message.content
+    assert 0 < answer.usage.completion_tokens <= 8
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=address, api_key="another").models.list()
