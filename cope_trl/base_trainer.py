@@ -1,7 +1,7 @@
 """[`BaseTrainer`]: what every trainer here adds to GRPO, whatever plays the episodes: metrics, checkpoints, the card.
 
-With `completion_trainer.py`, `episode_trainer.py` and `cope_trainer.py` one of the four files that touch
-TRL internals; `tests/test_trl_seam.py` pins every name they rely on.
+Like the other `*_trainer.py` files this one touches TRL internals; `tests/test_trl_seam.py` pins every name they
+rely on.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """[`CoPETrainer`]: GRPO on episodes in real environments, with action forecasting. Wiring only.
 
-With `base_trainer.py`, `completion_trainer.py` and `episode_trainer.py` one of the four files that touch
-TRL internals; `tests/test_trl_seam.py` pins every name they rely on.
+Like the other `*_trainer.py` files this one touches TRL internals; `tests/test_trl_seam.py` pins every name they
+rely on.
 """
 
 import logging

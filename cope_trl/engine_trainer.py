@@ -1,7 +1,7 @@
 """[`EngineTrainer`]: engines asked turn by turn, where TRL asks them once a batch: vLLM, and weights in shards.
 
-With `base_trainer.py`, `completion_trainer.py`, `episode_trainer.py` and `cope_trainer.py` one of the five files that
-touch TRL internals; `tests/test_trl_seam.py` pins every name they rely on.
+Like the other `*_trainer.py` files this one touches TRL internals; `tests/test_trl_seam.py` pins every name they
+rely on.
 """
 
 from collections.abc import Iterator, Sequence

@@ -8,7 +8,9 @@ from support import make_model, make_tokenizer
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import supports_tool_calling
+from trl.distributed import DistributedBackend
 from trl.generation.vllm_generation import VLLMGeneration
+from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import add_fused_lm_head
 
 from cope_trl.episode_trainer import EpisodeTrainer
@@ -345,3 +347,14 @@ def test_a_shared_vllm_engine_answers_a_rank_by_the_number_of_its_own_prompts():
     assert "tp_slice = slice(local_rank_in_group * orig_size, (local_rank_in_group + 1) * orig_size)" in code
     assert "self.tp_group, _ = torch.distributed.new_subgroups_by_enumeration(" in source(VLLMGeneration._init_vllm)
     assert "self.vllm_generation.llm.llm_engine.model_config.max_model_len" in source(GRPOTrainer._tool_call_loop)
+
+
+def test_how_sharded_weights_are_gathered_for_sampling():
+    turn = source(GRPOTrainer._generate_single_turn)
+    assert turn.count("gather_deepspeed3_params=self.args.ds3_gather_for_generation") == 2
+    assert turn.count("unwrap_model_for_generation(\n                    self.model_wrapped,") == 2
+    assert isinstance(DistributedBackend.is_zero3, property)
+    assert "self._dist = DistributedBackend(self.accelerator)" in source(GRPOTrainer.__init__)
+    names = inspect.signature(unwrap_model_for_generation).parameters
+    assert {"model", "accelerator", "gradient_checkpointing_kwargs"} <= set(names)
+    assert names["gather_deepspeed3_params"].default is True
