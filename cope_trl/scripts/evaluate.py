@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cope_trl.chat import ChatFormat
 from cope_trl.data.recorder import TrajectoryRecorder
@@ -14,8 +16,9 @@ from cope_trl.data.tasks import load_tasks
 from cope_trl.environments import EnvironmentTable
 from cope_trl.evaluation.episodes import play_dataset
 from cope_trl.evaluation.metrics import results_table, summarize
-from cope_trl.rollout.episodes import EpisodeLimits, EpisodePlayer
-from cope_trl.rollout.generation import TransformersPolicy
+from cope_trl.rollout.endpoint import EndpointPolicy
+from cope_trl.rollout.episodes import EpisodePlayer
+from cope_trl.rollout.generation import Policy, TransformersPolicy
 from cope_trl.rollout.pool import EnvironmentPool
 from cope_trl.scripts.progress import evaluation_bar
 from cope_trl.scripts.results import write_results
@@ -30,19 +33,13 @@ def main(argv: list[str]) -> None:
     table.check(dataset)
     tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
     chat = ChatFormat(tokenizer)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=args.dtype).eval()
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(args.seed)
-    stops = {tokenizer.eos_token_id, chat.end_of_turn_id}
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    policy = TransformersPolicy(model, sorted(stops), pad, args.temperature)
+    stops = sorted({tokenizer.eos_token_id, chat.end_of_turn_id})
+    policy, context = _policy(args, tokenizer, stops)
     pool = EnvironmentPool(table.make, args.environment_timeout)
     bar, advance = evaluation_bar(len(dataset), f"Evaluating {args.model}", enabled=True)
     with bar:
-        limits = _limits(args, table, model)
-        played = play_dataset(
-            EpisodePlayer(pool, policy, chat, sorted(stops)), dataset, limits, args.batch_size, advance
-        )
+        limits = table.limits(args, evaluation=True, context=context)
+        played = play_dataset(EpisodePlayer(pool, policy, chat, stops), dataset, limits, args.batch_size, advance)
     pool.close()
     results = summarize(played)
     Console().print(results_table(results, title=f"{args.environment}, {args.split}"))
@@ -55,14 +52,25 @@ def main(argv: list[str]) -> None:
         print(f"Results and episodes: {folder}")
 
 
-def _limits(args: argparse.Namespace, table: EnvironmentTable, model: PreTrainedModel) -> EpisodeLimits:
+def _policy(args: argparse.Namespace, tokenizer: Any, stops: list[int]) -> tuple[Policy, int | None]:
+    """What samples, and the longest sequence it takes in tokens."""
+    if args.base_url:
+        served = EndpointPolicy(
+            args.base_url, stops, temperature=args.temperature, api_key=os.environ.get("OPENAI_API_KEY")
+        )
+        return served, served.context
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=args.dtype).eval()
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(args.seed)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return table.limits(args, evaluation=True, context=context)
+    return TransformersPolicy(model, stops, pad, args.temperature), context
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="cope-trl eval", description="Score and success of a model over a split.")
-    parser.add_argument("--model", required=True, help="path or Hub id")
+    parser.add_argument("--model", required=True, help="path or Hub id (with --base_url only its tokenizer is loaded)")
+    parser.add_argument("--base_url", help="sample from a vLLM server instead, for example http://localhost:8000/v1")
     parser.add_argument("--environment", required=True, help="registry name")
     parser.add_argument("--environment_options", help="options of the task list, as JSON")
     parser.add_argument("--split", default="test", help="split to play (default: test)")

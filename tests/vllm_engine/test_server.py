@@ -1,5 +1,6 @@
 """vLLM's OpenAI server on CPU: episodes played through it, TRL's client for it, and chat as a customer would."""
 
+import json
 import os
 import socket
 import subprocess
@@ -21,6 +22,7 @@ import trl.generation.vllm_generation as seam
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cope_trl.chat import ChatFormat
+from cope_trl.cli import main
 from cope_trl.cope_trainer import CoPETrainer
 from cope_trl.environments import EnvironmentTable
 from cope_trl.errors import RolloutError
@@ -212,3 +214,14 @@ def test_the_server_plays_a_customer(address):
     assert 0 < answer.usage.completion_tokens <= 8
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=address, api_key="another").models.list()
+
+
+def test_the_command_line_evaluates_through_the_server(address, agent, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    common = ["eval", "--model", agent, "--environment", "household", "--environment_options", '{"size": "tiny"}']
+    common += ["--split", "train", "--limit", "2", "--max_tokens_per_turn", "24", "--max_turns_eval", "4"]
+    results = []
+    for name, options in {"served": ["--base_url", address], "local": []}.items():
+        main([*common, *options, "--output_dir", str(tmp_path / name)])
+        results.append(json.loads((tmp_path / name / "results.json").read_text())["results"])
+    assert results[0] == results[1]
