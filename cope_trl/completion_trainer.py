@@ -27,9 +27,10 @@ logger = logging.getLogger(__name__)
 def check_tool_template(processing_class: Any, argument: str) -> None:
     """Raise [`TemplateError`] unless the chat template renders tool calls and their results."""
     if processing_class is not None and not supports_tool_calling(processing_class):
+        name = getattr(processing_class, "name_or_path", type(processing_class).__name__)
         raise TemplateError(
-            f"`{argument}` is given, but the chat template of {processing_class.name_or_path!r} renders no tool calls "
-            "or no tool results. Use a model whose template does (Qwen2.5, Qwen3, Llama 3.1), or set another with "
+            f"`{argument}` is given, but the chat template of {name!r} renders no tool calls or no tool "
+            "results. Use a model whose template does (Qwen2.5, Qwen3, Llama 3.1), or set another with "
             "`trl.clone_chat_template`."
         )
 
