@@ -36,6 +36,10 @@ class EpisodeStateError(EnvAdapterError, RuntimeError):
     """`step` was called before `reset`, after the end of an episode, or after `close`."""
 
 
+# Wrong names and missing programs do not get better by going on: raised, where other errors only fail an episode.
+USER_MISTAKES = (UnknownEnvironmentError, UnknownTaskError, MissingDependencyError)
+
+
 def did_you_mean(value: str, known: Iterable[str]) -> str:
     """Return `" Did you mean 'x'?"` for the closest known name, or an empty string."""
     close = difflib.get_close_matches(str(value), list(known), n=1, cutoff=0.5)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import gymnasium
 
 from env_adapters.base import TextEnv
-from env_adapters.errors import EnvAdapterError, MissingDependencyError, UnknownEnvironmentError, UnknownTaskError
+from env_adapters.errors import USER_MISTAKES, EnvAdapterError
 from env_adapters.protocols import CodeBlock, Protocol, ReActText, ToolCall
 from env_adapters.registry import resolve
 
@@ -24,8 +24,6 @@ OVER = "The episode is over; `act` has no effect any more."
 FAILED = "The environment broke down; the episode is over."
 FENCED = "The code was not run: it holds ``` fences or thinking tags, which a block of code cannot. Write it without."
 DEFAULT_TURNS = 30  # where neither the caller nor the environment names a limit
-# Wrong names and missing programs do not get better by going on.
-_USER_MISTAKES = (UnknownEnvironmentError, UnknownTaskError, MissingDependencyError)
 
 
 class _MadeByName(type):
@@ -75,7 +73,7 @@ class TrlEnvironment(metaclass=_MadeByName):
                 self._closing = weakref.finalize(self, _close, self._env)
             options = {} if row.get("task_id") is None else {"task_id": str(row["task_id"])}
             observation, _ = self._env.reset(seed=row.get("seed"), options=options)
-        except _USER_MISTAKES:
+        except USER_MISTAKES:
             raise
         except Exception as error:
             return self._fail(error)

@@ -12,10 +12,7 @@ from cope_trl.chat import ChatFormat, Message
 from cope_trl.rollout.generation import Generation, Policy
 from cope_trl.rollout.pool import Call, EnvHandle, EnvironmentPool, Failure
 from cope_trl.types import TaskRef, Trajectory, Turn
-from env_adapters.errors import MissingDependencyError, UnknownEnvironmentError, UnknownTaskError
-
-# Wrong names and missing programs do not get better by going on.
-_USER_MISTAKES = (UnknownEnvironmentError, UnknownTaskError, MissingDependencyError)
+from env_adapters.errors import USER_MISTAKES
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +149,7 @@ class EpisodePlayer:
         ]
         for episode, result in zip(episodes, self.pool.run(calls), strict=True):
             if isinstance(result, Failure):
-                if isinstance(result.cause, _USER_MISTAKES):
+                if isinstance(result.cause, USER_MISTAKES):
                     raise result.cause
                 episode.fail(result.message)
                 continue
