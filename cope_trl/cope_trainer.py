@@ -23,7 +23,7 @@ from cope_trl.episode_trainer import EpisodeTrainer
 from cope_trl.errors import ConfigError
 from cope_trl.forecast.attention import use_branched_attention
 from cope_trl.forecast.builder import BranchSettings, build_branches
-from cope_trl.forecast.engines import ModelTraits, choose_engine
+from cope_trl.forecast.engines import choose_engine, scoring_traits
 from cope_trl.forecast.gradients import GradientRatio
 from cope_trl.forecast.head import ScoredForward
 from cope_trl.forecast.loss import task_scale, trajectory_weights
@@ -85,7 +85,7 @@ class CoPETrainer(EpisodeTrainer):
 
     def _set_up_forecasting(self, args: CoPEConfig) -> None:
         self.forecast_coef = args.forecast_coef if self.chat is not None else 0.0
-        self._pending: ForecastRows | None = None
+        self._pending: tuple[ForecastRows, torch.Tensor, torch.Tensor | None] | None = None
         self._scores: Scores | None = None
         self._step_inputs: list[tuple[dict[str, Any], ForecastRows]] = []
         self._ratio = GradientRatio()
@@ -98,7 +98,7 @@ class CoPETrainer(EpisodeTrainer):
                 f"`forecast_coef` is {self.forecast_coef}, but {type(self._base_model).__name__} takes images, which "
                 "branches do not carry. Use its text-only model class, or `forecast_coef=0`."
             )
-        traits = ModelTraits.of(self._base_model, self.aux_loss_enabled)
+        traits = scoring_traits(self._base_model, self.aux_loss_enabled)
         self.forecast_engine, reason = choose_engine(args.forecast_engine, traits, self._longest, self.temperature)
         logger.info("Forecasting engine: %s (%s).", self.forecast_engine, reason)
         base, fp32 = self._base_model, args.cast_lm_head_to_fp32
@@ -159,7 +159,10 @@ class CoPETrainer(EpisodeTrainer):
             self._step_inputs.append((inputs, rows))
             return super()._compute_loss(model, inputs)
         shared = self.forecast_engine == "shared_prefix"
-        self._scores, self._pending = None, (rows if shared and rows.tokens else None)
+        self._scores, self._pending = None, None
+        if shared:
+            sampled = inputs["completion_mask"] * inputs.get("tool_mask", 1)  # what TRL's loss does not mask away
+            self._pending = rows, sampled.bool(), inputs.get("old_per_token_logps")
         loss = super()._compute_loss(model, inputs)
         if not shared:
             self._scores = self._score_alone(model, inputs, rows)
@@ -171,25 +174,28 @@ class CoPETrainer(EpisodeTrainer):
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *args: Any, **kwargs: Any
     ) -> Any:
-        rows, self._pending = self._pending, None
-        if rows is None:
+        pending, self._pending = self._pending, None
+        if pending is None:
             return super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, *args, **kwargs
             )
-        forward = self._scored_forward(model, self.temperature, input_ids.size(1))
+        rows, sampled, old_log_probs = pending
+        forward = self._scored_forward(model, self.temperature)
         with self.accelerator.autocast():
-            output, batch, self._scores = self._shared(forward, input_ids, attention_mask, rows, logits_to_keep)
+            output, batch, scores = self._shared(forward, input_ids, attention_mask, rows, sampled)
+        self._scores = scores if rows.tokens else None
         log_probs = batch.completion_slice(output.log_probs, logits_to_keep)
+        if old_log_probs is not None:  # ratios of 1, or those of tokens that do not count could overflow
+            log_probs = torch.where(sampled, log_probs, old_log_probs)
         entropy = batch.completion_slice(output.entropy, logits_to_keep) if kwargs.get("compute_entropy") else None
         return log_probs, entropy, None
 
-    def _scored_forward(self, model: Any, *temperature: Any) -> ScoredForward:
-        return ScoredForward(partial(model, fused_lm_head=True), self._base_model.base_model, *temperature)
+    def _scored_forward(self, model: Any, temperature: float = 1.0) -> ScoredForward:
+        return ScoredForward(partial(model, fused_lm_head=True), self._base_model.base_model, temperature)
 
-    def _shared(self, forward: ScoredForward, ids: Any, mask: Any, rows: ForecastRows, logits_to_keep: int) -> Any:
-        base = self._base_model
-        attention = base.config.get_text_config()._attn_implementation
-        return score_shared(forward, ids, mask, rows, logits_to_keep, attention, base.dtype)
+    def _shared(self, forward: ScoredForward, ids: Any, mask: Any, rows: ForecastRows, sampled: Any) -> Any:
+        attention = self._base_model.config.get_text_config()._attn_implementation
+        return score_shared(forward, ids, mask, rows, sampled, attention)
 
     def _score_alone(self, model: Any, inputs: Mapping[str, Any], rows: ForecastRows) -> Scores:
         """Score the branches in forwards of their own, at temperature 1."""
@@ -199,7 +205,7 @@ class CoPETrainer(EpisodeTrainer):
         with self._forecast_head(), self.accelerator.autocast():
             if self.forecast_engine == "shared_prefix":
                 some = (rows.window >= 0).any(dim=1) if rows.tokens else torch.arange(len(ids)) == 0
-                return self._shared(forward, ids[some], mask[some], rows.select(some), 0)[2]
+                return self._shared(forward, ids[some], mask[some], rows.select(some), None)[2]
             size = self.args.forecast_batch_size or self.args.per_device_train_batch_size
             forwards = self._max_over_ranks(-(-count_windows(rows) // size))
             return score_separate(forward, ids, mask, rows, self._tokenizer.pad_token_id, size, forwards)

@@ -38,26 +38,24 @@ class ScoredForward:
         forward: the model with a fused LM head, called with `shift_labels`; returns per-position `log_probs`,
             `entropy` and `is_top1`.
         backbone: the module whose `last_hidden_state` that head reads.
-        temperature: what that head divides the logits by.
-        first_column: positions from this one on are scored at temperature 1 all the same: scaling a hidden state
-            scales its logits, so one head serves both (exact for a head without bias or soft cap). `None` leaves all
-            positions at the head's temperature.
+        temperature: what that head divides the logits by. Forecasts are scored at temperature 1 all the same:
+            scaling a hidden state scales its logits, so one head serves both (exact without bias or soft cap).
     """
 
     forward: Callable[..., Any]
     backbone: torch.nn.Module
     temperature: float = 1.0
-    first_column: int | None = None
 
-    def __call__(self, shift_labels: torch.Tensor, **inputs: Any) -> TokenScores:
+    def __call__(self, shift_labels: torch.Tensor, forecasts: torch.Tensor, **inputs: Any) -> TokenScores:
         """Score the labels.
 
         Args:
             shift_labels: (B, N) id scored at each position, or -100.
+            forecasts: (B, N) bool, the positions that score forecasts.
             inputs: arguments of the model's forward, `input_ids` of shape (B, N) among them.
         """
         kept = shift_labels != IGNORE
-        with self._reduced(kept):
+        with self._reduced(kept, forecasts[kept]):
             output = self.forward(shift_labels=shift_labels[kept][None], **inputs)
         log_probs, entropy, top = (
             values.new_zeros(kept.shape).masked_scatter(kept, values)
@@ -66,15 +64,15 @@ class ScoredForward:
         return TokenScores(log_probs, entropy, top)
 
     @contextmanager
-    def _reduced(self, kept: torch.Tensor) -> Iterator[None]:
+    def _reduced(self, kept: torch.Tensor, forecasts: torch.Tensor) -> Iterator[None]:
         """Make the backbone return (1, M, H) hidden states of the M kept positions, in reading order."""
 
         def reduce(module: torch.nn.Module, args: Any, output: Any) -> Any:
             hidden = output.last_hidden_state
-            if self.first_column is not None and self.temperature != 1.0:
-                first = self.first_column
-                hidden = torch.cat([hidden[:, :first], hidden[:, first:] * self.temperature], dim=1)
-            output.last_hidden_state = hidden[kept.to(hidden.device)][None]
+            hidden = hidden[kept.to(hidden.device)]
+            if self.temperature != 1.0:
+                hidden = torch.where(forecasts.to(hidden.device)[:, None], hidden * self.temperature, hidden)
+            output.last_hidden_state = hidden[None]
             return output
 
         hook = self.backbone.register_forward_hook(reduce)

@@ -3,9 +3,10 @@
 A *forecast row* holds all branches of one trajectory, end to end. It is padded to `(B, F)` like every tensor of the
 generation buffer, because TRL shuffles and splits the buffer by row. At loss time the rows of a micro-batch become
 
-- one sequence `[prompt | completion | branch 0 | branch 1 | …]` a row (`shared_prefix`): a branch token attends to the
-  trajectory up to the end of its history and to its own branch up to itself; trajectory tokens never see a branch; or
-- one padded sequence `[history | branch]` a window (`separate`).
+- one sequence without padding, `[trajectory 0 | its branches | trajectory 1 | its branches | …]` (`shared_prefix`): a
+  branch token attends to its trajectory up to the end of its history and to its own branch up to itself; trajectory
+  tokens never see a branch, and trajectories never see one another; or
+- one padded sequence `[history | branch]` a window (`separate`, in [`~cope_trl.forecast.separate`]).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,8 @@ from cope_trl.forecast.loss import Reduction, token_share
 from cope_trl.types import Branch
 
 IGNORE = -100
+BLOCK = 128
+"""Tokens of a block of FlexAttention."""
 _FIELDS = ("ids", "window", "cut", "offset", "weight")
 
 
@@ -101,161 +104,161 @@ def pack_rows(
 
 
 @dataclass(frozen=True, slots=True)
-class SharedPrefixBatch:
-    """Inputs of one forward over trajectories and their branches; N = L + F.
+class RowSpan:
+    """Where one trajectory and its branches stand in a packed sequence: end to end, the trajectory first.
 
     Attributes:
-        input_ids: (B, N) int64.
-        position_ids: (B, N) int64; a branch continues from the end of its history.
-        visible: `visible(b, head, q, k)` says whether query q of row b sees key k, on index tensors of any shape.
-        shift_labels: (B, N) int64; entry j is the id scored at position j (that of token j+1), or -100.
-        start: L, the first branch column.
+        size: tokens of the trajectory.
+        cuts: for each branch, how many of them it sees.
+        branches: tokens of each branch.
+    """
+
+    size: int
+    cuts: tuple[int, ...]
+    branches: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPrefixBatch:
+    """Inputs of one forward over trajectories and their branches, packed into a single sequence of N tokens.
+
+    Attributes:
+        input_ids: (1, N) int64.
+        position_ids: (1, N) int64; a branch continues from the end of its history.
+        shift_labels: (1, N) int64; entry j is the id scored at position j (that of token j+1), or -100.
+        is_branch: (1, N) bool.
+        visible: `visible(b, head, q, k)` says whether query q sees key k, on index tensors of any shape; b and head
+            are not read.
+        spans: B spans, one a trajectory.
+        cell: (B, L+F) int64; where in the sequence the token of a trajectory's or a forecast row's column stands, or
+            -1 on padding.
+        start: L, the first of the columns of forecast rows.
     """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
-    visible: Callable[..., torch.Tensor]
     shift_labels: torch.Tensor
+    is_branch: torch.Tensor
+    visible: Callable[..., torch.Tensor]
+    spans: tuple[RowSpan, ...]
+    cell: torch.Tensor
     start: int
 
-    def dense_mask(self) -> torch.Tensor:
-        """(B, 1, N, N) bool mask for SDPA, True where attention is allowed."""
-        rows, length = self.input_ids.shape
-        b = torch.arange(rows, device=self.input_ids.device).view(-1, 1, 1)
-        index = torch.arange(length, device=self.input_ids.device)
-        return self.visible(b, None, index.view(1, -1, 1), index.view(1, 1, -1)).unsqueeze(1)
-
-    def additive_mask(self, dtype: torch.dtype) -> torch.Tensor:
-        """(B, 1, N, N) mask for eager attention: 0 where attention is allowed, the smallest value elsewhere."""
-        dense = self.dense_mask()
-        return torch.zeros(dense.shape, dtype=dtype, device=dense.device).masked_fill(~dense, torch.finfo(dtype).min)
-
     def block_mask(self) -> Any:
-        """FlexAttention block mask (CUDA)."""
-        from torch.nn.attention.flex_attention import create_block_mask
+        """FlexAttention block mask. N must be a multiple of [`BLOCK`].
 
-        rows, length = self.input_ids.shape
-        return create_block_mask(self.visible, rows, None, length, length, device=str(self.input_ids.device))
+        It is built from one row of blocks after another, so that its memory grows with N, not with N²; PyTorch's
+        `create_block_mask` writes all N² pairs unless it is compiled.
+        """
+        from torch.nn.attention.flex_attention import BlockMask
+
+        length = self.input_ids.size(1)
+        index = torch.arange(length, device=self.input_ids.device)
+        some, every = [], []
+        for queries in index.split(BLOCK):
+            tile = self.visible(None, None, queries[:, None], index[None]).view(len(queries), -1, BLOCK)
+            some.append(tile.any(dim=2).any(dim=0))
+            every.append(tile.all(dim=2).all(dim=0))
+        full = torch.stack(every)
+        partial = torch.stack(some) & ~full
+        return BlockMask.from_kv_blocks(
+            *_block_lists(partial),
+            *_block_lists(full),
+            BLOCK_SIZE=BLOCK,
+            mask_mod=self.visible,
+            seq_lengths=(length, length),
+        )
 
     def branch_slice(self, per_position: torch.Tensor) -> torch.Tensor:
-        """(B, F) values of the branch tokens from (B, N) values of the positions that score them."""
-        return per_position[:, self.start - 1 : -1]
+        """(B, F) values of the branch tokens from (1, N) values of the positions that score them; 0 on padding."""
+        return self._of_tokens(per_position, self.cell[:, self.start :])
 
-    def completion_slice(self, per_position: torch.Tensor, logits_to_keep: int) -> torch.Tensor:
-        """(B, C) values of the completion tokens from (B, N) values of the positions that score them."""
-        return per_position[:, self.start - logits_to_keep - 1 : self.start - 1]
+    def completion_slice(self, per_position: torch.Tensor, columns: int) -> torch.Tensor:
+        """(B, C) values of the tokens of the last C columns from (1, N) values of the positions that score them."""
+        return self._of_tokens(per_position, self.cell[:, self.start - columns : self.start])
+
+    @staticmethod
+    def _of_tokens(per_position: torch.Tensor, cell: torch.Tensor) -> torch.Tensor:
+        return per_position[0, (cell - 1).clamp(min=0)].masked_fill(cell <= 0, 0)
+
+
+def _block_lists(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many key blocks each query block meets, (1, 1, n), and which, (1, 1, n, n) with these first."""
+    order = blocks.int().argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(dim=-1, dtype=torch.int32)[None, None], order.int()[None, None]
+
+
+def row_spans(attention_mask: torch.Tensor, rows: ForecastRows) -> tuple[RowSpan, ...]:
+    """The spans of B trajectories, from (B, L) 1 on their tokens, and their branches."""
+    spans = []
+    for size, window, cut in zip(attention_mask.sum(1).tolist(), rows.window.tolist(), rows.cut.tolist(), strict=True):
+        firsts = [j for j, index in enumerate(window) if index >= 0 and (j == 0 or window[j - 1] != index)]
+        used = sum(index >= 0 for index in window)
+        ends = [*firsts[1:], used]
+        sizes = tuple(end - first for first, end in zip(firsts, ends, strict=False))
+        spans.append(RowSpan(size, tuple(cut[first] for first in firsts), sizes))
+    return tuple(spans)
 
 
 def pack_shared_prefix(
-    input_ids: torch.Tensor, attention_mask: torch.Tensor, rows: ForecastRows, logits_to_keep: int
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    rows: ForecastRows,
+    completion: torch.Tensor | None = None,
+    multiple: int = 1,
 ) -> SharedPrefixBatch:
-    """Append the branches to their trajectories.
+    """Lay all trajectories and their branches out as one sequence, without the padding between them.
 
     Args:
         input_ids: (B, L) left-padded prompts with right-padded completions.
-        attention_mask: (B, L) 1 on real tokens.
-        rows: branches of the same B trajectories.
-        logits_to_keep: number C of completion columns to score; 0 scores the branches only.
+        attention_mask: (B, L) 1 on real tokens, which are contiguous.
+        rows: branches of the same B trajectories. The first token of a branch is no target.
+        completion: (B, C) 1 on the tokens of the last C columns to score; `None` scores the branches only.
+        multiple: N is filled up to a multiple of this, with tokens that only see one another.
     """
-    size, start = input_ids.shape
-    device = input_ids.device
-    columns = torch.arange(start, device=device).expand(size, -1)
-    left = attention_mask.int().argmax(dim=1, keepdim=True)  # (B, 1) columns of left padding
-    first = torch.full_like(rows.window, -1)
-    if rows.window.size(1):
-        # Position inside a branch: distance from the branch's first column.
-        here = torch.arange(rows.window.size(1), device=device).expand(size, -1)
-        begins = torch.ones_like(rows.window, dtype=torch.bool)
-        begins[:, 1:] = rows.window[:, 1:] != rows.window[:, :-1]
-        first = torch.where(begins, here, 0).cummax(dim=1).values
-        branch_positions = left + rows.cut + here - first
-    else:
-        branch_positions = first
-    ids = torch.cat([input_ids, rows.ids], dim=1)
-    # Plain GRPO numbers columns from 0, padding included; the same numbers keep the policy's log-probabilities equal.
-    positions = torch.cat([columns, branch_positions], dim=1)
+    start = input_ids.size(1)
     window = torch.cat([torch.full_like(input_ids, -1), rows.window], dim=1)
-    is_branch = torch.zeros_like(window, dtype=torch.bool)
-    is_branch[:, start:] = True
-    # Last trajectory column (exclusive) a query may see.
-    horizon = torch.cat([torch.full_like(input_ids, start), left + rows.cut], dim=1)
-    valid = torch.cat([attention_mask.bool(), rows.window >= 0], dim=1)
+    real = torch.cat([attention_mask.bool(), rows.window >= 0], dim=1)
+    row, column = real.nonzero(as_tuple=True)
+    index = torch.arange(len(row), device=input_ids.device)
+    cell = torch.full_like(window, -1)
+    cell[real] = index
+    is_branch, segment = column >= start, torch.stack([row, window[real]])
+    changes = torch.ones((2, len(row)), dtype=torch.bool, device=input_ids.device)
+    changes[:, 1:] = segment[:, 1:] != segment[:, :-1]
+    begins = changes.any(dim=0)  # the first token of a trajectory or of a branch
+    first, first_of_row = (torch.where(at, index, 0).cummax(dim=0).values for at in (begins, changes[0]))
+    cut = torch.cat([torch.zeros_like(input_ids), rows.cut], dim=1)[real]
+    # Plain GRPO numbers columns from 0, padding included; the same numbers keep the policy's log-probabilities equal.
+    left = attention_mask.int().argmax(dim=1)[row]
+    positions = torch.where(is_branch, left + cut + index - first, column)
+    tokens = torch.cat([input_ids, rows.ids], dim=1)[real]
+    wanted = torch.zeros_like(real)
+    wanted[:, start:] = rows.weight > 0
+    if completion is not None:
+        wanted[:, start - completion.size(1) : start] = completion.bool()
+    scored = wanted[real] & ~begins
+    labels = torch.cat([tokens.masked_fill(~scored, IGNORE)[1:], tokens.new_full((1,), IGNORE)])
+    surplus = -len(row) % multiple
 
-    def visible(b: torch.Tensor, head: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        from_history = ~is_branch[b, k] & (k < horizon[b, q])
-        from_branch = is_branch[b, q] & is_branch[b, k] & (window[b, q] == window[b, k])
-        # A padding query sees itself: a row of only -inf would be NaN.
-        return ((from_history | from_branch) & (k <= q) & valid[b, k]) | (q == k)
+    def filled(values: torch.Tensor, fill: int) -> torch.Tensor:
+        return torch.nn.functional.pad(values, (0, surplus), value=fill)
 
-    labels = torch.full_like(ids, IGNORE)
-    if logits_to_keep:
-        kept = slice(start - logits_to_keep, start)
-        labels[:, kept] = input_ids[:, kept].masked_fill(attention_mask[:, kept] == 0, IGNORE)
-    labels[:, start:] = rows.ids.masked_fill(rows.weight <= 0, IGNORE)
-    shift_labels = torch.cat([labels[:, 1:], torch.full_like(labels[:, :1], IGNORE)], dim=1)
-    return SharedPrefixBatch(ids, positions, visible, shift_labels, start)
+    own = filled(first, -1)
+    history = filled(first_of_row, 0)
+    reach = filled(torch.where(is_branch, first_of_row + cut, 0), 0)
 
+    def visible(b: Any, head: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        from_history = (k >= history[q]) & (k < reach[q])
+        return (k <= q) & ((own[q] == own[k]) | from_history)
 
-@dataclass(frozen=True, slots=True)
-class SeparateBatch:
-    """One padded sequence a window: W windows of at most S tokens.
-
-    Attributes:
-        input_ids: (W, S) int64, right-padded.
-        attention_mask: (W, S) int64.
-        shift_labels: (W, S) int64; entry j is the id scored at position j, or -100.
-        weight, offset: (W, S) weight and offset of the token scored at position j.
-    """
-
-    input_ids: torch.Tensor
-    attention_mask: torch.Tensor
-    shift_labels: torch.Tensor
-    weight: torch.Tensor
-    offset: torch.Tensor
-
-    def __getitem__(self, rows: slice) -> "SeparateBatch":
-        """Some of the windows, cut to the longest of them."""
-        used = int(self.attention_mask[rows].sum(1).max()) if self.attention_mask[rows].numel() else 0
-        names = ("input_ids", "attention_mask", "shift_labels", "weight", "offset")
-        return SeparateBatch(*(getattr(self, name)[rows, :used] for name in names))
-
-
-def unpack_separate(
-    input_ids: torch.Tensor, attention_mask: torch.Tensor, rows: ForecastRows, pad_token_id: int
-) -> SeparateBatch:
-    """Write each window as a sequence of its own, `[history | branch]`, without padding before or between.
-
-    Args:
-        input_ids, attention_mask: (B, L) as in [`pack_shared_prefix`].
-        rows: branches of the same B trajectories.
-        pad_token_id: id for the padding on the right.
-    """
-    device = input_ids.device
-    sequences = []
-    for row in range(input_ids.size(0)):
-        left = int(attention_mask[row].int().argmax())
-        for index in range(int(rows.window[row].max()) + 1 if rows.window.size(1) else 0):
-            here = rows.window[row] == index
-            cut = int(rows.cut[row, here][0])
-            history = input_ids[row, left : left + cut]
-            none = torch.zeros(cut, device=device)
-            sequences.append(
-                (
-                    torch.cat([history, rows.ids[row, here]]),
-                    torch.cat([none, rows.weight[row, here]]),
-                    torch.cat([none.long() - 1, rows.offset[row, here]]),
-                )
-            )
-    length = max((len(ids) for ids, _, _ in sequences), default=0)
-    shape = (len(sequences), length)
-    ids = torch.full(shape, pad_token_id, dtype=torch.int64, device=device)
-    mask = torch.zeros(shape, dtype=torch.int64, device=device)
-    labels = torch.full(shape, IGNORE, dtype=torch.int64, device=device)
-    weight = torch.zeros(shape, device=device)
-    offset = torch.full(shape, -1, dtype=torch.int64, device=device)
-    for row, (sequence, weights, offsets) in enumerate(sequences):
-        size = len(sequence)
-        ids[row, :size], mask[row, :size] = sequence, 1
-        labels[row, : size - 1] = sequence[1:].masked_fill(weights[1:] <= 0, IGNORE)
-        weight[row, : size - 1], offset[row, : size - 1] = weights[1:], offsets[1:]
-    return SeparateBatch(ids, mask, labels, weight, offset)
+    return SharedPrefixBatch(
+        input_ids=filled(tokens, 0)[None],
+        position_ids=filled(positions, 0)[None],
+        shift_labels=filled(labels, IGNORE)[None],
+        is_branch=filled(is_branch, 0)[None],
+        visible=visible,
+        spans=row_spans(attention_mask, rows),
+        cell=cell,
+        start=start,
+    )

@@ -1,8 +1,8 @@
 """Scoring the branches of a micro-batch with either engine.
 
-A `forward` here is a callable with the arguments of a causal language model plus pre-shifted `shift_labels`; it
-returns an object with per-position `log_probs`, `is_top1` (and `entropy`), each shaped like the labels
-([`~cope_trl.forecast.head.ScoredForward`]).
+A `forward` here is a callable with the arguments of a causal language model plus pre-shifted `shift_labels` and
+`forecasts`, the positions that score branches; it returns an object with per-position `log_probs`, `is_top1` (and
+`entropy`), each shaped like the labels ([`~cope_trl.forecast.head.ScoredForward`]).
 """
 
 from collections.abc import Callable
@@ -11,15 +11,10 @@ from typing import Any
 
 import torch
 
-from cope_trl.forecast.attention import BRANCHED, branched_arguments
+from cope_trl.forecast.attention import branched_arguments
 from cope_trl.forecast.loss import OffsetStats, forecast_loss
-from cope_trl.forecast.packing import (
-    ForecastRows,
-    SeparateBatch,
-    SharedPrefixBatch,
-    pack_shared_prefix,
-    unpack_separate,
-)
+from cope_trl.forecast.packing import BLOCK, ForecastRows, SharedPrefixBatch, pack_shared_prefix
+from cope_trl.forecast.separate import SeparateBatch, unpack_separate
 
 Forward = Callable[..., Any]
 
@@ -49,21 +44,13 @@ class Scores:
         return OffsetStats.of(self.log_probs, self.is_top1, self.weight, self.offset, horizon)
 
 
-def attention_argument(batch: SharedPrefixBatch, implementation: str, dtype: torch.dtype) -> Any:
-    """The attention mask of a shared-prefix batch in the form an attention implementation takes."""
-    if implementation == "flex_attention":
-        return batch.block_mask()
-    return batch.additive_mask(dtype) if implementation == "eager" else batch.dense_mask()
-
-
 def score_shared(
     forward: Forward,
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor,
     rows: ForecastRows,
-    logits_to_keep: int,
+    completion: torch.Tensor | None,
     implementation: str,
-    dtype: torch.dtype,
 ) -> tuple[Any, SharedPrefixBatch, Scores]:
     """Score completions and branches in one forward.
 
@@ -71,20 +58,22 @@ def score_shared(
         forward: see the module.
         input_ids, attention_mask: (B, L) trajectories.
         rows: their branches.
-        logits_to_keep: completion columns to score as well; 0 for the branches only.
-        implementation: attention implementation of the model.
-        dtype: dtype of an additive mask.
+        completion: (B, C) 1 on the tokens of the last C columns to score as well; `None` for the branches only.
+        implementation: attention implementation of the model, FlexAttention or one of
+            [`~cope_trl.forecast.attention.BRANCHED`].
 
     Returns:
         The forward's output, the batch it was called with, and the branches' scores of shape (B, F).
     """
-    batch = pack_shared_prefix(input_ids, attention_mask, rows, logits_to_keep)
-    if implementation == BRANCHED:
-        attention = branched_arguments(attention_mask, rows)
-    else:
-        attention = {"attention_mask": attention_argument(batch, implementation, dtype)}
+    flex = implementation == "flex_attention"
+    batch = pack_shared_prefix(input_ids, attention_mask, rows, completion, multiple=BLOCK if flex else 1)
+    attention = {"attention_mask": batch.block_mask()} if flex else branched_arguments(batch)
     output = forward(
-        input_ids=batch.input_ids, position_ids=batch.position_ids, shift_labels=batch.shift_labels, **attention
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        shift_labels=batch.shift_labels,
+        forecasts=batch.is_branch,
+        **attention,
     )
     log_probs, is_top1 = batch.branch_slice(output.log_probs), batch.branch_slice(output.is_top1)
     return output, batch, Scores(log_probs, is_top1, rows.weight, rows.offset)
@@ -124,7 +113,10 @@ def score_separate(
         if not len(chunk.input_ids):
             chunk = _placeholder(input_ids, pad_token_id)
         output = forward(
-            input_ids=chunk.input_ids, attention_mask=chunk.attention_mask, shift_labels=chunk.shift_labels
+            input_ids=chunk.input_ids,
+            attention_mask=chunk.attention_mask,
+            shift_labels=chunk.shift_labels,
+            forecasts=torch.ones_like(chunk.input_ids, dtype=torch.bool),
         )
         for part, values in zip(parts, (output.log_probs, output.is_top1, chunk.weight, chunk.offset), strict=True):
             part.append(values.flatten())

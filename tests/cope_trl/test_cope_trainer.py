@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from support import BACK, GO, MIXED_SCRIPTS, make_config, make_model, make_tokenizer, scripted_trainer
+from support import BACK, GO, MIXED_SCRIPTS, TALK, make_config, make_model, make_tokenizer, scripted_trainer
 
 from cope_trl.forecast.attention import BRANCHED
-from cope_trl.forecast.packing import pack_rows
+from cope_trl.forecast.packing import ForecastRows, pack_rows
 from cope_trl.forecast.windows import forecast_windows
 
 ENGINES = ["shared_prefix", "separate"]
@@ -88,12 +88,13 @@ def test_both_engines_equal_brute_force(tmp_path, architecture):
 @pytest.mark.parametrize(
     ("attention", "engine", "expected"),
     [
-        ("sdpa", "shared_prefix", BRANCHED),
+        ("sdpa", "shared_prefix", BRANCHED["sdpa"]),
         ("sdpa", "separate", "sdpa"),
-        ("eager", "shared_prefix", "eager"),
+        ("eager", "shared_prefix", BRANCHED["eager"]),
+        ("eager", "separate", "eager"),
     ],
 )
-def test_the_shared_prefix_replaces_sdpa_only(tmp_path, attention, engine, expected):
+def test_the_shared_prefix_replaces_the_attention(tmp_path, attention, engine, expected):
     trainer = build(tmp_path, make_model(attn_implementation=attention), forecast_engine=engine)
     assert trainer.model.config._attn_implementation == expected
     again = build(tmp_path, trainer.model, forecast_engine="auto")
@@ -234,9 +235,92 @@ def test_a_branch_never_feeds_into_the_policy_loss(tmp_path):
         trainer._get_per_token_logps_and_entropies = spy
         trainer._compute_loss(trainer.model, buffer)
         losses.append(seen["out"])
-    mask = buffer["completion_mask"].bool()
+    mask = (buffer["completion_mask"] * buffer["tool_mask"]).bool()  # what the policy's loss counts
     for a, b in zip(losses[0][:2], losses[1][:2], strict=True):
         assert torch.allclose(a[mask], b[mask], atol=1e-5)
+
+
+@pytest.mark.parametrize("scripts", [MIXED_SCRIPTS, [[BACK], [BACK, BACK, TALK]]])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_the_policys_gradient_is_plain_grpos(tmp_path, attention, scripts):
+    """Packed with branches that weigh nothing, against a padded forward; also where nothing succeeded."""
+    results = []
+    for coef in (0.0, 1e-20):
+        trainer = build(tmp_path, make_model(attn_implementation=attention), scripts, forecast_coef=coef, beta=0.0)
+        buffer = trainer._generate_and_score_completions([dict(row) for row in trainer.rows_to_play])
+        # Rewards are equal where nothing succeeds: advantages of their own show what flows.
+        buffer["advantages"] = torch.linspace(-1, 1, len(buffer["advantages"]))
+        trainer.current_gradient_accumulation_steps = 1
+        loss = trainer._compute_loss(trainer.model, buffer)
+        loss.backward()
+        results.append((loss.detach(), gradients(trainer.model)))
+    assert relative(results[1][0], results[0][0]) < 1e-5
+    for name, grad in results[1][1].items():
+        assert relative(grad, results[0][1][name]) < 1e-5, name
+
+
+def spied_forwards(trainer):
+    """Shape of the ids and number of the labels of each forward, as they are made."""
+    seen = []
+
+    def note(module, args, kwargs):
+        labels = kwargs.get("shift_labels", kwargs.get("labels"))
+        seen.append((tuple(kwargs["input_ids"].shape), labels.numel(), "shift_labels" in kwargs))
+
+    trainer.model.register_forward_pre_hook(note, with_kwargs=True)
+    return seen
+
+
+@pytest.mark.parametrize("scripts", [MIXED_SCRIPTS, [[BACK]] * 8])
+@pytest.mark.parametrize("update", ["joint", "separate"])
+def test_one_forward_without_padding_scores_what_is_trained(tmp_path, update, scripts):
+    """A micro-batch of eight ragged rows, most of them without branches, or all."""
+    trainer = build(tmp_path, scripts=scripts, forecast_update=update)
+    buffer = trainer._generate_and_score_completions([dict(row) for row in trainer.rows_to_play])
+    played = trainer.trajectories
+    trainer.current_gradient_accumulation_steps = 1
+    seen = spied_forwards(trainer)
+    branches, targets = int((buffer["forecast_window"] >= 0).sum()), int((buffer["forecast_weight"] > 0).sum())
+    sampled = int((buffer["completion_mask"] * buffer["tool_mask"]).sum())
+    if update == "joint":
+        trainer._compute_loss(trainer.model, buffer)
+        assert seen == [((1, sum(len(t.ids) for t in played) + branches), sampled + targets, True)]
+    else:
+        trainer._score_alone(trainer.model, buffer, ForecastRows.from_buffer(buffer))
+        won = [t for t in played if t.success] or played[:1]  # another rank may need the forward
+        assert seen == [((1, sum(len(t.ids) for t in won) + branches), targets, True)]
+
+
+def test_the_separate_engine_forwards_little_padding_and_scores_targets_only(tmp_path):
+    trainer = build(tmp_path, forecast_engine="separate", forecast_batch_size=2)
+    buffer = trainer._generate_and_score_completions([dict(row) for row in trainer.rows_to_play])
+    trainer.current_gradient_accumulation_steps = 1
+    seen = spied_forwards(trainer)
+    trainer._compute_loss(trainer.model, buffer)
+    policy, *forecasts = seen
+    assert not policy[2]  # TRL's own forward
+    means = trainer._means["train"].flush()
+    forwarded = sum(rows * columns for (rows, columns), _, _ in forecasts)
+    assert means["tokens/forecast"] <= forwarded <= 1.1 * means["tokens/forecast"]
+    assert sum(labels for _, labels, _ in forecasts) == int((buffer["forecast_weight"] > 0).sum())
+
+
+def test_old_log_probs_of_tokens_that_do_not_count_cannot_overflow(tmp_path):
+    """An environment's token may be as unlikely as it likes: its ratio is 1, not an overflow times 0."""
+    trainer = build(tmp_path)
+    buffer = trainer._generate_and_score_completions([dict(row) for row in trainer.rows_to_play])
+    trainer.current_gradient_accumulation_steps = 1
+    expected = trainer._compute_loss(trainer.model, buffer).detach()
+    counted = (buffer["completion_mask"] * buffer["tool_mask"]).bool()
+    assert not counted.all()
+    plain = trainer._get_per_token_logps_and_entropies(
+        trainer.model,
+        torch.cat([buffer["prompt_ids"], buffer["completion_ids"]], dim=1),
+        torch.cat([buffer["prompt_mask"], buffer["completion_mask"]], dim=1),
+        buffer["completion_ids"].size(1),
+    )[0].detach()
+    buffer["old_per_token_logps"] = torch.where(counted, plain, -200.0)
+    assert relative(trainer._compute_loss(trainer.model, buffer).detach(), expected) < 1e-5
 
 
 def test_trained_ids_are_the_sampled_ids(tmp_path):

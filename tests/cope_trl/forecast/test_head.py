@@ -27,15 +27,16 @@ def example(seed=0):
     return ids, labels
 
 
-def scored(model, *temperature):
-    return ScoredForward(partial(model, fused_lm_head=True), model.base_model, *temperature)
+def scored(model, labels, *temperature, forecasts=None, **inputs):
+    forward = ScoredForward(partial(model, fused_lm_head=True), model.base_model, *temperature)
+    return forward(labels, torch.zeros_like(labels).bool() if forecasts is None else forecasts, **inputs)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @torch.no_grad()
 def test_the_same_scores_as_a_plain_softmax(temperature):
     model, (ids, labels) = fused(temperature), example()
-    output = scored(model)(labels, input_ids=ids)
+    output = scored(model, labels, input_ids=ids)
     log_probs = torch.log_softmax(model(input_ids=ids).logits / temperature, dim=-1)
     real = labels != IGNORE
     chosen = log_probs.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
@@ -48,15 +49,17 @@ def test_the_same_scores_as_a_plain_softmax(temperature):
 
 
 @torch.no_grad()
-def test_columns_from_the_first_on_are_scored_at_temperature_one():
+def test_forecasts_are_scored_at_temperature_one():
     model, (ids, labels) = fused(0.5), example(1)
-    output = scored(model, 0.5, 4)(labels, input_ids=ids)
+    forecasts = torch.zeros_like(labels, dtype=torch.bool)
+    forecasts[0, 4:], forecasts[1, :3] = True, True
+    output = scored(model, labels, 0.5, forecasts=forecasts, input_ids=ids)
     logits = model(input_ids=ids).logits
-    logits[:, :4] /= 0.5
+    logits[~forecasts] /= 0.5
     expected = torch.log_softmax(logits, dim=-1).gather(-1, labels.clamp(min=0)[..., None])[..., 0]
     real = labels != IGNORE
-    assert real[:, :4].any()
-    assert real[:, 4:].any()
+    assert real[forecasts].any()
+    assert real[~forecasts].any()
     assert torch.allclose(output.log_probs[real], expected[real], atol=1e-5)
 
 
@@ -65,8 +68,11 @@ def test_the_same_gradients_as_the_whole_head():
     gradients = []
     for sparse in (True, False):
         model = fused()
-        forward = scored(model) if sparse else partial(model, fused_lm_head=True)
-        forward(shift_labels=labels, input_ids=ids).log_probs.sum().backward()
+        if sparse:
+            output = scored(model, labels, input_ids=ids)
+        else:
+            output = model(shift_labels=labels, input_ids=ids, fused_lm_head=True)
+        output.log_probs.sum().backward()
         gradients.append([p.grad for p in model.parameters()])
     for ours, theirs in zip(*gradients, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
@@ -82,14 +88,14 @@ def test_the_head_sees_no_other_position():
         zeros = torch.zeros(shift_labels.shape)
         return SimpleNamespace(log_probs=zeros, entropy=zeros, is_top1=zeros)
 
-    ScoredForward(forward, model.base_model)(labels, input_ids=ids)
+    ScoredForward(forward, model.base_model)(labels, labels > 0, input_ids=ids)
     count = int((labels != IGNORE).sum())
     assert shapes == [((1, count), (1, count))]
 
 
 def test_nothing_to_score_still_gives_a_gradient_of_zero():
     model, (ids, labels) = fused(), example()
-    output = scored(model)(torch.full_like(labels, IGNORE), input_ids=ids)
+    output = scored(model, torch.full_like(labels, IGNORE), input_ids=ids)
     assert (output.log_probs == 0).all()
     output.log_probs.sum().backward()
     assert all((p.grad == 0).all() for p in model.parameters())
@@ -104,5 +110,5 @@ def test_the_hook_goes_also_after_an_error():
         raise ValueError("in between")
 
     with pytest.raises(ValueError, match="in between"):
-        ScoredForward(broken, model.base_model)(labels, input_ids=ids)
+        ScoredForward(broken, model.base_model)(labels, labels > 0, input_ids=ids)
     assert torch.equal(model(input_ids=ids).logits, plain)

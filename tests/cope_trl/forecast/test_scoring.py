@@ -5,28 +5,37 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support import VOCABULARY, make_model
+from torch.nn.attention import flex_attention as torch_flex
+from transformers.integrations import flex_attention
 
-from cope_trl.forecast.attention import BRANCHED
-from cope_trl.forecast.packing import pack_rows, pack_shared_prefix
-from cope_trl.forecast.scoring import (
-    Scores,
-    attention_argument,
-    count_windows,
-    score_separate,
-    score_shared,
-)
+from cope_trl.forecast.attention import BRANCHED, use_branched_attention
+from cope_trl.forecast.packing import pack_rows
+from cope_trl.forecast.scoring import Scores, count_windows, score_separate, score_shared
 from cope_trl.types import Branch
+
+
+def branched(kind="sdpa"):
+    """A model that can score branches, and the name of its attention."""
+    model = make_model(attn_implementation=kind).eval()
+    use_branched_attention(model)
+    return model, model.config._attn_implementation
 
 
 @pytest.fixture(scope="module")
 def model():
-    return make_model().eval()
+    return branched()[0]
+
+
+def uncompiled(query, key, value, training=False, **kwargs):
+    """FlexAttention as a formula: its compiled kernel needs minutes to build on a CPU."""
+    return torch_flex.flex_attention(query, key, value, **kwargs)
 
 
 def forward_of(model, calls=None):
     """The contract of a forward, with a plain log-softmax."""
 
-    def forward(shift_labels, **inputs):
+    def forward(shift_labels, forecasts, **inputs):
+        assert forecasts.shape == shift_labels.shape
         if calls is not None:
             calls.append(inputs["input_ids"].shape)
         log_probs = torch.log_softmax(model(**inputs, use_cache=False).logits.float(), dim=-1)
@@ -77,27 +86,33 @@ def loss_by_hand(scored, rows):
     return -sum(float(rows.weight[key]) * value for key, (value, _) in scored.items())
 
 
-@pytest.mark.parametrize("implementation", ["sdpa", "eager", BRANCHED])
-@pytest.mark.parametrize("logits_to_keep", [0, 6])
+@pytest.mark.parametrize("kind", ["sdpa", "eager", "flex_attention"])
+@pytest.mark.parametrize("policy", [False, True])
 @torch.no_grad()
-def test_shared_prefix(implementation, logits_to_keep):
-    model = make_model(attn_implementation=implementation).eval()
+def test_shared_prefix(kind, policy, monkeypatch):
+    monkeypatch.setattr(flex_attention, "compile_friendly_flex_attention", uncompiled)
+    model, implementation = branched(kind)
+    assert implementation == BRANCHED.get(kind, kind)
     ids, mask, branches, rows = example()
-    forward = forward_of(model)
-    output, batch, scores = score_shared(forward, ids, mask, rows, logits_to_keep, implementation, torch.float32)
-    scored = by_hand(model, ids, mask, branches)
+    completion = mask[:, -6:] * torch.tensor([0, 1, 1, 0, 1, 1])  # some tokens are an environment's
+    calls = []
+    output, batch, scores = score_shared(
+        forward_of(model, calls), ids, mask, rows, completion if policy else None, implementation
+    )
+    tokens = int(mask.sum()) + rows.tokens
+    assert calls == [(1, 128 if kind == "flex_attention" else tokens)]
+    alone = make_model().eval()
+    scored = by_hand(alone, ids, mask, branches)
     assert set(scored) == {tuple(where) for where in (rows.weight > 0).nonzero().tolist()}
     for (row, column), (value, top) in scored.items():
         assert float(scores.log_probs[row, column]) == pytest.approx(value, abs=1e-4)
         assert bool(scores.is_top1[row, column]) == top
     assert float(scores.loss(2.0)) == pytest.approx(2 * loss_by_hand(scored, rows), rel=1e-5)
-    if logits_to_keep:  # the policy's own scores are those of a forward without branches
-        alone = pack_shared_prefix(ids, mask, rows.select(torch.ones(3).bool()), logits_to_keep)
-        plain = torch.log_softmax(model(input_ids=ids, attention_mask=mask).logits, dim=-1)[:, -7:-1]
+    if policy:  # the policy's own scores are those of a padded forward without branches
+        plain = torch.log_softmax(alone(input_ids=ids, attention_mask=mask).logits, dim=-1)[:, -7:-1]
         expected = plain.gather(-1, ids[:, -6:, None])[..., 0]
-        real = mask[:, -6:].bool()
-        assert torch.allclose(batch.completion_slice(output.log_probs, 6)[real], expected[real], atol=1e-4)
-        assert torch.equal(alone.shift_labels, batch.shift_labels)
+        ours = batch.completion_slice(output.log_probs, 6)
+        assert torch.allclose(ours[completion.bool()], expected[completion.bool()], atol=1e-4)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 5, 8])
@@ -112,16 +127,19 @@ def test_separate(model, batch_size, surplus):
     assert calls[len(calls) - surplus :] == [(1, 2)] * surplus  # placeholders
     scored = by_hand(model, ids, mask, branches)
     used = scores.weight > 0
-    in_order = [scored[key] for key in sorted(scored)]
-    assert scores.log_probs[used].tolist() == pytest.approx([value for value, _ in in_order], abs=1e-4)
-    assert scores.is_top1[used].tolist() == [top for _, top in in_order]
+    # The shorter sequences first: of lengths 2, 9, 14, 13 and 19, their windows in the order of the rows.
+    sizes = {(0, 0): 4 + 5, (0, 1): 8 + 6, (0, 2): 11 + 3, (2, 0): 1 + 2, (2, 1): 12 + 7}
+    windows = [(row, int(rows.window[row, column])) for row, column in sorted(scored)]
+    in_order = sorted(zip(windows, sorted(scored), strict=True), key=lambda pair: sizes[pair[0]])
+    assert scores.log_probs[used].tolist() == pytest.approx([scored[key][0] for _, key in in_order], abs=1e-4)
+    assert scores.is_top1[used].tolist() == [scored[key][1] for _, key in in_order]
     assert float(scores.loss(2.0)) == pytest.approx(2 * loss_by_hand(scored, rows), rel=1e-5)
 
 
 @torch.no_grad()
 def test_both_engines_give_the_same_statistics(model):
     ids, mask, branches, rows = example(1)
-    shared = score_shared(forward_of(model), ids, mask, rows, 0, "sdpa", torch.float32)[2].stats(2)
+    shared = score_shared(forward_of(model), ids, mask, rows, None, BRANCHED["sdpa"])[2].stats(2)
     alone = score_separate(forward_of(model), ids, mask, rows, 0, 2, 3).stats(2)
     assert torch.allclose(shared.stacked(), alone.stacked(), atol=1e-3)
     assert shared.tokens.tolist() == [5.0, 3.0, 2.0]
@@ -143,7 +161,7 @@ def test_nothing_to_score(model):
     waiting = score_separate(forward_of(model, calls), ids, mask, rows, 0, 2, 3)  # for another rank
     assert calls == [(1, 2)] * 3
     assert float(waiting.loss(1.0)) == 0.0
-    shared = score_shared(forward_of(model), ids, mask, rows, 0, "sdpa", torch.float32)[2]
+    shared = score_shared(forward_of(model), ids, mask, rows, None, BRANCHED["sdpa"])[2]
     assert float(shared.loss(1.0)) == 0.0
 
 
@@ -156,17 +174,6 @@ def test_a_placeholder_gives_a_gradient_of_zero(model):
     gradients = [p.grad for p in model.parameters()]
     assert all(g is not None and (g == 0).all() for g in gradients)
     model.zero_grad()
-
-
-def test_the_mask_in_the_form_each_attention_takes():
-    ids, mask, _, rows = example()
-    batch = pack_shared_prefix(ids, mask, rows, 0)
-    assert torch.equal(attention_argument(batch, "sdpa", torch.float32), batch.dense_mask())
-    eager = attention_argument(batch, "eager", torch.bfloat16)
-    assert eager.dtype == torch.bfloat16
-    assert torch.equal(eager == 0, batch.dense_mask())
-    flex = attention_argument(batch, "flex_attention", torch.float32)
-    assert type(flex).__name__ == "BlockMask"
 
 
 def test_scores_are_weighed_like_the_loss():
