@@ -6,7 +6,6 @@ rely on.
 
 import logging
 import os
-import time
 from typing import Any
 
 import torch
@@ -17,16 +16,16 @@ from trl import GRPOTrainer
 
 from cope_trl import checkpoints
 from cope_trl.data.recorder import TrajectoryRecorder
-from cope_trl.engine_trainer import EngineTrainer
 from cope_trl.errors import RolloutError
 from cope_trl.metrics import RunningMeans
 from cope_trl.model_card import CardFacts, complete_card
+from cope_trl.timed_trainer import TimedTrainer
 from cope_trl.types import Trajectory
 
 logger = logging.getLogger(__name__)
 
 
-class BaseTrainer(EngineTrainer):
+class BaseTrainer(TimedTrainer):
     """
     [`~trl.GRPOTrainer`] that keeps the batch's episodes and means of its own over a logging period.
 
@@ -38,7 +37,7 @@ class BaseTrainer(EngineTrainer):
         self._set_up_engine(args)
         self.trajectories: list[Trajectory] = []
         self._means = {mode: RunningMeans(args.forecast_horizon) for mode in ("train", "eval")}
-        self._rollout_seconds = 0.0
+        self._set_up_clock(args)
         folder = os.path.join(args.output_dir, "trajectories")
         rank = self.accelerator.process_index
         self._recorder = TrajectoryRecorder(folder, rank) if args.save_trajectories else None
@@ -85,17 +84,6 @@ class BaseTrainer(EngineTrainer):
             median = float(self.accelerator.gather(sampled).float().median())
             self._means[self._mode].add_kept(kept, sampled, median)
         return output
-
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any) -> torch.Tensor:
-        started, played = time.perf_counter(), self._rollout_seconds
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        rollout = self._rollout_seconds - played
-        # Seconds of one optimizer step, which is several micro-batches long.
-        share = 1.0 / self.current_gradient_accumulation_steps
-        means = self._means["train"]
-        means.add("time/rollout", rollout, share)
-        means.add("time/update", time.perf_counter() - started - rollout, share)
-        return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         mode = self._mode

@@ -6,7 +6,6 @@ rely on.
 
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -75,9 +74,8 @@ class CompletionTrainer(BaseTrainer):
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         if not self._reads_completions:
             return super()._generate(prompts)
-        started = time.perf_counter()
-        self._batch = super()._generate(prompts)
-        self._rollout_seconds += time.perf_counter() - started
+        with self.spans("rollout"):
+            self._batch = super()._generate(prompts)
         self._check_masks(*self._batch[:3])
         return self._batch
 

@@ -15,6 +15,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "forecast_reduction": ("mean", "sum"),
     "forecast_update": ("joint", "separate"),
     "forecast_engine": ("auto", "shared_prefix", "separate"),
+    "rollout_schedule": ("auto", "lock_step"),
 }
 _AT_LEAST: dict[str, tuple[float, str]] = {
     "forecast_coef": (0, "0 turns forecasting off"),
@@ -28,6 +29,7 @@ _AT_LEAST: dict[str, tuple[float, str]] = {
     "max_tokens_per_turn": (1, "the paper uses 512"),
     "max_prompt_length": (1, "`None` sets no limit"),
     "max_completion_length": (1, "the paper uses 8192"),
+    "max_concurrent_episodes": (1, "`None` plays a whole batch at once"),
 }
 
 
@@ -88,6 +90,14 @@ class CoPEConfig(GRPOConfig):
             Longest prompt, first observation included; a longer one fails the episode, nothing is cut silently.
         environment_timeout (`float`, *optional*, defaults to `120.0`):
             Deadline in seconds of one `reset` or `step`; a slower environment fails its episode.
+        max_concurrent_episodes (`int` or `None`, *optional*, defaults to `None`):
+            Most episodes a process plays at a time, each with an environment and a place in the KV cache of its own.
+            `None` plays the whole batch at once.
+        rollout_schedule (`str`, *optional*, defaults to `"auto"`):
+            `"auto"` lets every episode go at its own pace, its KV cache kept from turn to turn, wherever the engine
+            and the model allow it; `"lock_step"` samples one turn of all episodes at a time with TRL's own engine.
+        profile (`bool`, *optional*, defaults to `False`):
+            Print where the time of each step goes, and write a Chrome trace to `output_dir/profile`.
         save_trajectories (`bool`, *optional*, defaults to `True`):
             Write every episode to `output_dir/trajectories` as Parquet shards.
         success_threshold (`float`, *optional*, defaults to `1.0`):
@@ -126,6 +136,9 @@ class CoPEConfig(GRPOConfig):
     max_tokens_per_turn: int = _option(512, "Tokens the policy may sample in one turn.")
     max_prompt_length: int | None = _option(None, "Longest prompt, first observation included.")
     environment_timeout: float = _option(120.0, "Deadline in seconds of one environment call.")
+    max_concurrent_episodes: int | None = _option(None, "Most episodes a process plays at a time.")
+    rollout_schedule: str = _option("auto", "'auto', or all episodes in 'lock_step'.")
+    profile: bool = _option(False, "Print where the time of each step goes, and write a Chrome trace.")
     save_trajectories: bool = _option(True, "Write every episode to output_dir/trajectories.")
     success_threshold: float = _option(1.0, "Total reward that is a success, where nothing else says so.")
 

@@ -5,7 +5,6 @@ rely on.
 """
 
 import logging
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from cope_trl.environments import EnvironmentTable
 from cope_trl.errors import ConfigError
 from cope_trl.evaluation.episodes import play_dataset
 from cope_trl.rollout.episodes import EpisodePlayer
-from cope_trl.rollout.generation import Generation
+from cope_trl.rollout.generation import Policy, TurnEngine
 from cope_trl.rollout.pool import EnvironmentPool
 from cope_trl.types import TaskRef, Trajectory
 
@@ -141,6 +140,7 @@ class EpisodeTrainer(CompletionTrainer):
         # Longest trajectory there can be, in tokens, or `None` when nothing bounds it.
         asked = args.max_prompt_length and args.max_prompt_length + args.max_completion_length
         self._longest = min((bound for bound in (self._context, asked) if bound), default=None)
+        self._set_up_sampling(args, self._longest)
         self._rows: list[dict[str, Any]] = []
 
     def _set_limits(self) -> None:
@@ -159,7 +159,6 @@ class EpisodeTrainer(CompletionTrainer):
         return super()._generate_and_score_completions(inputs)
 
     def _rollout(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
-        started = time.perf_counter()
         tasks = [TaskRef(row["environment"], str(row["task_id"]), row.get("family") or "") for row in self._rows]
         if self._table.learn(task.environment for task in tasks):  # only a stream's are new here
             self._set_limits()
@@ -169,9 +168,11 @@ class EpisodeTrainer(CompletionTrainer):
             (self.args.seed * 1_000_003 + self.state.global_step * 10_007 + (first + i) // self._group_size) % 2**31
             for i in range(len(tasks))
         ]
-        played = self._player().play(tasks, prompts, self.limits[self._mode], seeds)
+        limit = min(len(tasks), self.args.max_concurrent_episodes or len(tasks))
+        with self.spans("rollout"), self._sampling(limit) as policy:
+            player = self._player(policy, limit)
+            played = player.play(tasks, prompts, self.limits[self._mode], seeds, self._sampling_seeds(tasks))
         self._keep_episodes(played)
-        self._rollout_seconds += time.perf_counter() - started
         return {
             "prompt_ids": [list(episode.prompt_ids) for episode in played],
             "completion_ids": [list(episode.completion_ids) for episode in played],
@@ -186,13 +187,13 @@ class EpisodeTrainer(CompletionTrainer):
         }
 
     def evaluate_tasks(
-        self, dataset: Dataset, on_batch: Callable[[list[Trajectory]], None] = lambda _: None
+        self, dataset: Dataset, on_finished: Callable[[list[Trajectory]], None] = lambda _: None
     ) -> list[Trajectory]:
         """Play every task of a dataset once with the evaluation limits, sampling as in training; nothing is recorded.
 
         Args:
             dataset: tasks, as for training.
-            on_batch: called with each finished batch of this process.
+            on_finished: called with the episodes of this process that have just ended.
 
         Returns:
             Trajectories in the order of the rows, on every process.
@@ -202,36 +203,32 @@ class EpisodeTrainer(CompletionTrainer):
         training, rank, size = self.model.training, self.accelerator.process_index, self.accelerator.num_processes
         self.model.eval()
         try:
-            # Every rank plays as many batches, so that collective calls stay in step; surplus episodes are dropped.
+            # Ranks share the rows evenly, so that collective calls stay in step; surplus episodes are dropped.
             share = -(-len(dataset) // size)
-            mine = dataset.select([min(rank * share + i, len(dataset) - 1) for i in range(share)])
-            with self._whole_weights():
-                played = play_dataset(self._player(), mine, self.limits["eval"], self.args.eval_batch_size, on_batch)
+            numbers = [min(rank * share + i, len(dataset) - 1) for i in range(share)]
+            limit = min(self.args.eval_batch_size, self.args.max_concurrent_episodes or share, share)
+            with self._whole_weights(), self._sampling(limit) as policy:
+                player = self._player(policy, limit)
+                seed = f"{self.args.seed}-eval-{self.state.global_step}"
+                played = play_dataset(player, dataset.select(numbers), self.limits["eval"], seed, numbers, on_finished)
         finally:
             self.model.train(training)
         return gather_object(played)[: len(dataset)] if size > 1 else played
 
-    def _player(self) -> EpisodePlayer:
+    def _player(self, policy: Policy | TurnEngine, max_concurrent: int) -> EpisodePlayer:
         if self.chat is None:
             raise ConfigError(
                 "`processing_class` has no usable chat template, so no episode can be played; use an instruct model."
             )
-        return EpisodePlayer(self.pool, self._sample_turn, self.chat, self.eos_token_ids, self._any_rank)
-
-    def _sample_turn(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Generation]:
-        """Sample one turn with whatever engine TRL is set up with; its own limit is that of a whole completion."""
-        holder, name = (
-            (self.vllm_generation, "max_completion_length")
-            if self.use_vllm
-            else (self.generation_config, "max_new_tokens")
+        return EpisodePlayer(
+            self.pool, policy, self.chat, self.eos_token_ids, self._any_rank, max_concurrent, self.spans
         )
-        limit = getattr(holder, name)
-        setattr(holder, name, max_new_tokens)
-        try:
-            ids, logprobs = self._generate_single_turn([list(prompt) for prompt in prompts], None, {}, 1)
-        finally:
-            setattr(holder, name, limit)
-        return [Generation(list(row), None if logprobs is None else logprobs[i]) for i, row in enumerate(ids)]
+
+    def _sampling_seeds(self, tasks: Sequence[TaskRef]) -> list[str]:
+        """What decides the tokens of each episode: the run's seed, the batch, and the place in it over all ranks."""
+        first = self.accelerator.process_index * len(tasks)
+        batch = f"{self.args.seed}-{self._mode}-{self.state.global_step}-{self._step}"
+        return [f"{batch}-{first + i}-{task.environment}-{task.task_id}" for i, task in enumerate(tasks)]
 
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any

@@ -18,7 +18,9 @@ FORECAST = ("loss", "windows", "group_success", "grad_ratio", "refusal_groups", 
 TOKENS = ("policy", "forecast", "saved")
 # Share of sampled tokens that an importance correction leaves in, of the shorter and of the longer half of a batch.
 SAMPLING = ("kept_share_short", "kept_share_long")
-TIMES = ("rollout", "update", "forecast_step")
+# Of a rollout: its parts, as far as the engine tells them apart. Of an update: `update` is split when it is logged.
+ROLLOUT_TIMES = ("prefill", "decode", "generate", "environment", "idle")
+TIMES = ("rollout", *ROLLOUT_TIMES, "reference", "update", "forecast_step", "optimizer")
 
 
 class RunningMeans:

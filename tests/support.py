@@ -1,5 +1,6 @@
 """Small parts the tests share: tokenizers trained on the spot, tiny models, a toy environment, scripted policies."""
 
+import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -115,6 +116,13 @@ def make_model(architecture: str = "qwen2", seed: int = 0, **changes: object) ->
     return model
 
 
+def make_talker(**changes: object) -> torch.nn.Module:
+    """A model that ends a turn after four tokens on average, so that its episodes have several turns."""
+    model = make_model(**changes)
+    model.generation_config.eos_token_id = [2, *range(5, VOCABULARY, 4)]
+    return model
+
+
 class CountEnv(TextEnv):
     """Reach the goal with `n` times the action "go" (task id `count-n`); "back" has no effect."""
 
@@ -192,6 +200,48 @@ class ScriptedPolicy:
                 return index
         self._known.append(prompt)
         return len(self._known) - 1
+
+
+class OneByOne:
+    """A `TurnEngine` over a policy: one turn at a time, the next one drawn at random from those asked for.
+
+    First turns keep the order of the episodes, by which a [`ScriptedPolicy`] tells them apart.
+    """
+
+    def __init__(self, policy, seed: int = 0) -> None:
+        self.policy, self.rng = policy, random.Random(seed)
+        self.seeds: list[str] = []
+        self.open_now: set[int] = set()
+        self.most_open = 0
+        self._asked: dict[int, tuple] = {}
+        self._begun: set[int] = set()
+
+    def open(self, seed: str) -> int:
+        self.seeds.append(seed)
+        key = len(self.seeds)
+        self.open_now.add(key)
+        self.most_open = max(self.most_open, len(self.open_now))
+        return key
+
+    def sample(self, episode, ids, limit, deliver) -> None:
+        assert episode in self.open_now
+        assert episode not in self._asked
+        self._asked[episode] = (list(ids), limit, deliver)
+
+    def advance(self) -> bool:
+        waiting = min(self.open_now - self._begun, default=None)
+        ready = [key for key in self._asked if key in self._begun or key == waiting]
+        if not ready:
+            return False
+        key = self.rng.choice(sorted(ready))
+        self._begun.add(key)
+        ids, limit, deliver = self._asked.pop(key)
+        deliver(self.policy([ids], limit)[0])
+        return True
+
+    def close(self, episode: int) -> None:
+        self.open_now.remove(episode)
+        self._asked.pop(episode, None)
 
 
 def count_rows(*goals: int) -> list[dict]:

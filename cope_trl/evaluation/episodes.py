@@ -1,6 +1,6 @@
 """Playing a task dataset once, for evaluation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from datasets import Dataset
 
@@ -12,26 +12,31 @@ def play_dataset(
     player: EpisodePlayer,
     dataset: Dataset,
     limits: EpisodeLimits,
-    batch_size: int,
-    on_batch: Callable[[list[Trajectory]], None] = lambda batch: None,
+    seed: str = "0",
+    numbers: Sequence[int] | None = None,
+    on_finished: Callable[[list[Trajectory]], None] = lambda finished: None,
 ) -> list[Trajectory]:
     """Play every row once.
 
     Args:
-        player: plays the episodes.
+        player: plays the episodes, as many at a time as it allows.
         dataset: rows with `prompt`, `environment`, `task_id` and (optionally) `family`.
         limits: when an episode is cut.
-        batch_size: episodes played at the same time.
-        on_batch: called with each finished batch, for progress.
+        seed: of the sampling.
+        numbers: a number for each row, which seeds its environment and (with `seed`) its sampling; their position
+            unless the rows are part of a larger dataset.
+        on_finished: called with the episodes that have just ended, for progress.
 
     Returns:
         Trajectories in the order of the rows.
     """
-    played: list[Trajectory] = []
-    for start in range(0, len(dataset), batch_size):
-        rows = [dataset[index] for index in range(start, min(start + batch_size, len(dataset)))]
-        tasks = [TaskRef(row["environment"], str(row["task_id"]), row.get("family") or "") for row in rows]
-        batch = player.play(tasks, [row["prompt"] for row in rows], limits, [start + i for i in range(len(rows))])
-        on_batch(batch)
-        played.extend(batch)
-    return played
+    rows = list(dataset)
+    numbers = range(len(rows)) if numbers is None else numbers
+    return player.play(
+        [TaskRef(row["environment"], str(row["task_id"]), row.get("family") or "") for row in rows],
+        [row["prompt"] for row in rows],
+        limits,
+        list(numbers),
+        [f"{seed}-{number}" for number in numbers],
+        on_finished,
+    )

@@ -4,6 +4,7 @@ vLLM's own server takes and returns ids at `/v1/completions` (`return_token_ids`
 holds exactly what was sampled. Servers that only speak text cannot be used.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,16 @@ from cope_trl.rollout.generation import Generation
 
 # A server that is busy, restarting or briefly out of reach; anything else it says would say it again.
 _PASSING = (429, 500, 502, 503, 504)
+
+
+def fit_limit(length: int, limit: int, context: int | None) -> int:
+    """The limit to send with a prompt of so many tokens: prompt and limit together have to fit into the context."""
+    return limit if context is None else max(1, min(limit, context - length))
+
+
+def turn_seed(seed: str, turn: int) -> int:
+    """Seed of one turn of an episode, in [0, 2^63): the same on every machine and in every run."""
+    return int.from_bytes(hashlib.sha256(f"{seed}-{turn}".encode()).digest()[:8], "big") >> 1
 
 
 def fit_context(prompts: Sequence[Sequence[int]], limit: int, context: int | None) -> dict[int, list[int]]:
@@ -29,8 +40,7 @@ def fit_context(prompts: Sequence[Sequence[int]], limit: int, context: int | Non
     """
     batches: dict[int, list[int]] = {}
     for index, prompt in enumerate(prompts):
-        room = limit if context is None else max(1, min(limit, context - len(prompt)))
-        batches.setdefault(room, []).append(index)
+        batches.setdefault(fit_limit(len(prompt), limit, context), []).append(index)
     return batches
 
 
@@ -46,6 +56,8 @@ class EndpointPolicy:
         api_key: key of the server, where it asks for one.
         timeout: seconds to wait for an answer, which holds a turn of the whole batch.
         attempts: requests made in all, with growing pauses, where the server fails in passing.
+        sampling: further fields of a request, in the server's own names; they override those above.
+        connections: to keep open; as many as requests are made at a time.
 
     Attributes:
         model: name of the model at the server.
@@ -65,6 +77,8 @@ class EndpointPolicy:
         api_key: str | None = None,
         timeout: float = 600.0,
         attempts: int = 5,
+        sampling: Mapping[str, Any] | None = None,
+        connections: int = 1,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.sampling = {
@@ -74,12 +88,13 @@ class EndpointPolicy:
             "min_p": 0.0,
             "repetition_penalty": 1.0,
             "stop_token_ids": sorted(eos_token_ids),
+            **(sampling or {}),
         }
         retries = urllib3.Retry(
             attempts - 1, status_forcelist=_PASSING, allowed_methods=None, backoff_factor=0.5, raise_on_status=False
         )
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._pool = urllib3.PoolManager(retries=retries, timeout=timeout, headers=headers)
+        self._pool = urllib3.PoolManager(maxsize=connections, retries=retries, timeout=timeout, headers=headers)
         served = self._ask("GET", "/models")["data"]
         chosen = next((entry for entry in served if model in (None, entry["id"])), None)
         if chosen is None:
@@ -95,9 +110,26 @@ class EndpointPolicy:
             generations.update(zip(rows, sampled, strict=True))
         return [generations[row] for row in range(len(prompts))]
 
-    def _complete(self, prompts: list[list[int]], limit: int) -> list[Generation]:
+    def sample(self, prompt: Sequence[int], limit: int, seed: int) -> Generation:
+        """Sample one turn; may be called from several threads.
+
+        Args:
+            prompt: token ids.
+            limit: most ids to sample.
+            seed: decides them.
+
+        Returns:
+            The turn.
+
+        Raises:
+            [`RolloutError`]: as for the class.
+        """
+        (generation,) = self._complete([list(prompt)], fit_limit(len(prompt), limit, self.context), seed=seed)
+        return generation
+
+    def _complete(self, prompts: list[list[int]], limit: int, **fields: Any) -> list[Generation]:
         body = {"model": self.model, "prompt": prompts, "max_tokens": limit, "logprobs": 0, "return_token_ids": True}
-        answer = self._ask("POST", "/completions", body | self.sampling)
+        answer = self._ask("POST", "/completions", body | self.sampling | fields)
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         if any(choice.get("token_ids") is None for choice in choices):
             raise RolloutError(

@@ -1,10 +1,13 @@
-"""Policies behind one signature: token ids in, sampled token ids out.
+"""What samples turns, behind two signatures: token ids in, sampled token ids out.
 
-The trainer supplies its own policy (whatever engine TRL is set up with); [`TransformersPolicy`] serves evaluation and
-scripts that have a model but no trainer.
+- A [`Policy`] answers a batch of prompts at once, so the episodes of a process advance in lock step.
+- A [`TurnEngine`] takes each turn when its episode is ready for it and delivers it when it is done.
+
+The trainer supplies either (see `cope_trl/engine_trainer.py`); [`TransformersPolicy`] is the simplest policy: it fills
+the cache anew at every turn and serves models that nothing faster can take.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,6 +40,38 @@ class Policy(Protocol):
     """
 
     def __call__(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[Generation]: ...
+
+
+class TurnEngine(Protocol):
+    """Samples the turns of episodes that come and go, each at its own time. One thread calls it.
+
+    `deliver` is called once a turn, from any thread, with the turn, or with the exception that ends the run.
+    """
+
+    def open(self, seed: str) -> int:
+        """Begin an episode and return its key. Equal seeds and histories give equal turns, whatever runs beside."""
+        ...
+
+    def sample(
+        self, episode: int, ids: Sequence[int], limit: int, deliver: Callable[[Generation | Exception], None]
+    ) -> None:
+        """Ask for the next turn of an episode.
+
+        Args:
+            episode: its key.
+            ids: its whole history with the generation prompt.
+            limit: most ids to sample.
+            deliver: takes the turn.
+        """
+        ...
+
+    def advance(self) -> bool:
+        """Do a piece of the work asked for; false when there is none for the calling thread."""
+        ...
+
+    def close(self, episode: int) -> None:
+        """End an episode: what is kept for it may go, and a turn still being sampled is not delivered."""
+        ...
 
 
 class TransformersPolicy:

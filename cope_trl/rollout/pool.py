@@ -46,6 +46,21 @@ class Call:
     kwargs: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A call under way.
+
+    Attributes:
+        call: which.
+        future: holds what the environment returns or raises.
+        deadline: `time.monotonic()` at which it is given up.
+    """
+
+    call: Call
+    future: Future
+    deadline: float
+
+
 class EnvHandle:
     """One environment that lives in a daemon thread of its own, so that a hanging call never blocks the interpreter.
 
@@ -148,34 +163,39 @@ class EnvironmentPool:
         else:
             self._idle[handle.name].append(handle)
 
+    def start(self, call: Call, notify: Callable[[], None] = lambda: None) -> "Pending":
+        """Begin a call; `notify` is called, from any thread, when there is an answer."""
+        future = call.handle.submit(call)
+        future.add_done_callback(lambda _: notify())
+        return Pending(call, future, time.monotonic() + self.timeout)
+
+    def answer(self, pending: "Pending") -> Any:
+        """What the environment returned, or a [`Failure`]; waits for it until the call's deadline."""
+        call, future = pending.call, pending.future
+        try:
+            result = future.result(timeout=max(0.0, pending.deadline - time.monotonic()))
+            problem = _contract_violation(call.method, result)
+            if problem is None:
+                return result
+            failure = Failure(f"environment {call.handle.name!r}: `{call.method}` returned {problem}")
+        except FutureTimeoutError as error:
+            if future.done():  # the environment itself raised a TimeoutError
+                failure = _failure(call, error)
+            else:
+                failure = Failure(
+                    f"environment {call.handle.name!r}: `{call.method}` did not return within "
+                    f"{self.timeout:g} s (`environment_timeout`)"
+                )
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and not future.done():
+                raise  # the user's own Ctrl-C, not the environment's
+            failure = _failure(call, error)
+        call.handle.discard()
+        return failure
+
     def run(self, calls: Sequence[Call]) -> list[Any]:
         """Run all calls at once; each result is what the environment returned, or a [`Failure`]."""
-        futures = [call.handle.submit(call) for call in calls]
-        deadline = time.monotonic() + self.timeout
-        results = []
-        for call, future in zip(calls, futures, strict=True):
-            try:
-                result = future.result(timeout=max(0.0, deadline - time.monotonic()))
-                problem = _contract_violation(call.method, result)
-                if problem is None:
-                    results.append(result)
-                    continue
-                failure = Failure(f"environment {call.handle.name!r}: `{call.method}` returned {problem}")
-            except FutureTimeoutError as error:
-                if future.done():  # the environment itself raised a TimeoutError
-                    failure = _failure(call, error)
-                else:
-                    failure = Failure(
-                        f"environment {call.handle.name!r}: `{call.method}` did not return within "
-                        f"{self.timeout:g} s (`environment_timeout`)"
-                    )
-            except BaseException as error:
-                if isinstance(error, KeyboardInterrupt) and not future.done():
-                    raise  # the user's own Ctrl-C, not the environment's
-                failure = _failure(call, error)
-            call.handle.discard()
-            results.append(failure)
-        return results
+        return [self.answer(pending) for pending in [self.start(call) for call in calls]]
 
     def close(self, timeout: float = 10.0) -> None:
         """Close all idle environments and wait up to `timeout` seconds for them."""

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,18 @@ from cope_trl.data.tasks import load_tasks
 from cope_trl.environments import EnvironmentTable
 from cope_trl.evaluation.episodes import play_dataset
 from cope_trl.evaluation.metrics import results_table, summarize
+from cope_trl.rollout.cache_support import cache_obstacle
+from cope_trl.rollout.cached import CachedEngine
 from cope_trl.rollout.endpoint import EndpointPolicy
+from cope_trl.rollout.endpoint_engine import EndpointEngine
 from cope_trl.rollout.episodes import EpisodePlayer
-from cope_trl.rollout.generation import Policy, TransformersPolicy
+from cope_trl.rollout.generation import Policy, TransformersPolicy, TurnEngine
 from cope_trl.rollout.pool import EnvironmentPool
+from cope_trl.rollout.sampling import RowSampler
 from cope_trl.scripts.progress import evaluation_bar
 from cope_trl.scripts.results import write_results
+
+logger = logging.getLogger(__name__)
 
 
 def main(argv: list[str]) -> None:
@@ -34,12 +41,13 @@ def main(argv: list[str]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
     chat = ChatFormat(tokenizer)
     stops = sorted({tokenizer.eos_token_id, chat.end_of_turn_id})
-    policy, context = _policy(args, tokenizer, stops)
+    policy, context = _policy(args, tokenizer, stops, min(args.batch_size, len(dataset)))
     pool = EnvironmentPool(table.make, args.environment_timeout)
     bar, advance = evaluation_bar(len(dataset), f"Evaluating {args.model}", enabled=True)
     with bar:
         limits = table.limits(args, evaluation=True, context=context)
-        played = play_dataset(EpisodePlayer(pool, policy, chat, stops), dataset, limits, args.batch_size, advance)
+        player = EpisodePlayer(pool, policy, chat, stops, max_concurrent=args.batch_size)
+        played = play_dataset(player, dataset, limits, str(args.seed), on_finished=advance)
     pool.close()
     results = summarize(played)
     Console().print(results_table(results, title=f"{args.environment}, {args.split}"))
@@ -52,18 +60,23 @@ def main(argv: list[str]) -> None:
         print(f"Results and episodes: {folder}")
 
 
-def _policy(args: argparse.Namespace, tokenizer: Any, stops: list[int]) -> tuple[Policy, int | None]:
-    """What samples, and the longest sequence it takes in tokens."""
+def _policy(
+    args: argparse.Namespace, tokenizer: Any, stops: list[int], episodes: int
+) -> tuple[Policy | TurnEngine, int | None]:
+    """What samples for so many episodes at a time, and the longest sequence it takes in tokens."""
     if args.base_url:
-        served = EndpointPolicy(
-            args.base_url, stops, temperature=args.temperature, api_key=os.environ.get("OPENAI_API_KEY")
-        )
-        return served, served.context
+        key = os.environ.get("OPENAI_API_KEY")
+        served = EndpointPolicy(args.base_url, stops, temperature=args.temperature, api_key=key, connections=episodes)
+        return EndpointEngine(served), served.context
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=args.dtype).eval()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    obstacle = cache_obstacle(model, context)
+    if obstacle is None:
+        return CachedEngine(model, stops, RowSampler(args.temperature), episodes), context
+    logger.info("All episodes advance in lock step, because %s.", obstacle)
     torch.manual_seed(args.seed)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return TransformersPolicy(model, stops, pad, args.temperature), context
 
 
