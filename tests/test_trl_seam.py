@@ -1,6 +1,8 @@
 """Every name of TRL and Transformers that the trainers rely on, pinned: an upgrade that moves one fails here first."""
 
+import dataclasses
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,11 +11,15 @@ from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import supports_tool_calling
 from trl.distributed import DistributedBackend
+from trl.generation import vllm_generation
+from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 from trl.models import unwrap_model_for_generation
 from trl.trainer.utils import add_fused_lm_head
 
+from cope_trl.engine_trainer import EngineTrainer
 from cope_trl.episode_trainer import EpisodeTrainer
+from cope_trl.rollout.endpoint import EndpointPolicy
 
 
 def parameters(function):
@@ -358,3 +364,144 @@ def test_how_sharded_weights_are_gathered_for_sampling():
     names = inspect.signature(unwrap_model_for_generation).parameters
     assert {"model", "accelerator", "gradient_checkpointing_kwargs"} <= set(names)
     assert names["gather_deepspeed3_params"].default is True
+
+
+class Sampled(Exception):
+    """Carries what an engine was asked to sample with."""
+
+
+def sampling_of_trl(mode: str, **changes) -> tuple[dict, SimpleNamespace]:
+    """What TRL hands to vLLM for one prompt, and the `VLLMGeneration` that does."""
+
+    def ask(*_, **asked):
+        raise Sampled(asked)
+
+    settings = {
+        "mode": mode,
+        "accelerator": SimpleNamespace(is_main_process=True, process_index=0),
+        "repetition_penalty": 1.1,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": None,
+        "max_completion_length": 9,
+        "logprobs": 0,
+        "generation_kwargs": {"stop_token_ids": [2], "top_k": 6},
+        "structured_outputs_regex": None,
+        "tensor_parallel_size": 1,
+        "enable_sleep_mode": False,
+        "model": torch.nn.Linear(1, 1),
+        "llm": SimpleNamespace(generate=ask),
+        **changes,
+    }
+    engine = SimpleNamespace(**settings)
+    engine.vllm_client = VLLMClient.__new__(VLLMClient)
+    engine.vllm_client.base_url, engine.vllm_client.model = "http://server", "served"
+    engine.vllm_client._post = ask
+    with pytest.raises(Sampled) as raised:
+        VLLMGeneration.generate(engine, [[1, 2]], None, 1)
+    (asked,) = raised.value.args
+    return asked["json" if mode == "server" else "sampling_params"], engine
+
+
+def test_colocated_vllm_samples_a_turn_as_trl_would(monkeypatch):
+    monkeypatch.setattr(vllm_generation, "SamplingParams", dict, raising=False)
+    asked, engine = sampling_of_trl("colocate")
+    ours = EngineTrainer._vllm_sampling(SimpleNamespace(vllm_generation=engine))
+    assert ours | {"max_tokens": 9} == asked
+    assert ours["top_k"] == 6
+
+
+def test_a_server_is_asked_for_a_turn_as_trl_would():
+    asked, engine = sampling_of_trl("server", min_p=0.1)
+    assert asked.pop("return_tokens_as_token_ids")  # names the others it could return
+    sampling = EngineTrainer._vllm_sampling(SimpleNamespace(vllm_generation=engine))
+    policy = EndpointPolicy.__new__(EndpointPolicy)
+    policy.base_url, policy.model, policy.context, policy.sampling = "http://server/v1", "served", None, sampling
+    bodies = []
+    policy._ask = lambda method, path, body: (
+        bodies.append(body) or {"choices": [{"index": 0, "token_ids": [3], "logprobs": {"token_logprobs": [-1.0]}}]}
+    )
+    policy.sample([1, 2], 9, seed=4)
+    assert bodies == [asked | {"seed": 4, "prompt": [[1, 2]]}]
+    assert 'f"{self.base_url}/v1/completions"' in source(VLLMClient.generate)
+
+
+def test_weights_are_handed_over_once_a_step_before_a_rollout():
+    code = source(GRPOTrainer._generate)
+    stale, sync = "self.state.global_step != self._last_loaded_step", "self.vllm_generation.sync_weights()"
+    fresh, play = "self._last_loaded_step = self.state.global_step", "self.rollout_func(prompts,"
+    places = [code.index(part) for part in (stale, sync, fresh, play)]
+    assert places == sorted(places)
+    assert parameters(VLLMGeneration.sync_weights) == ["self"]
+    sync = source(VLLMGeneration.sync_weights)
+    assert "self.llm.reset_prefix_cache()" in sync  # no key of the old weights is used again
+    assert "if accelerator.is_main_process:\n                self.vllm_client.update_named_params(" in sync
+    assert "self._last_loaded_step = -1" in source(GRPOTrainer.__init__)
+
+
+def test_how_a_colocated_engine_is_started_and_where_a_server_is():
+    code = source(VLLMGeneration._init_vllm)
+    assert "self.llm = LLM(" in code
+    assert 'logprobs_mode="processed_logprobs"' in code
+    assert "prefix_caching" not in code  # on, as is vLLM's default
+    assert "base_url = self.server_base_url" in code
+    assert 'base_url = f"http://{self.server_host}:{self.server_port}"' in code
+    fields = {field.name for field in dataclasses.fields(GRPOConfig)}
+    assert {"vllm_tensor_parallel_size", "vllm_enable_sleep_mode", "vllm_structured_outputs_regex"} <= fields
+
+
+def test_the_loss_reads_only_the_log_probs_of_sampled_tokens():
+    """Why the others need no logits: every use is multiplied by the mask, so they need only be finite."""
+    code = source(GRPOTrainer._compute_loss)
+    assert 'mask = completion_mask if "tool_mask" not in inputs else completion_mask * inputs["tool_mask"]' in code
+    assert 'old_per_token_logps = inputs.get("old_per_token_logps")' in code
+    assert "log_ratio = per_token_logps - old_per_token_logps" in code
+    assert "loss = ((per_token_loss * mask).sum(-1) / mask.sum(-1).clamp(min=1.0)).mean()" in code
+    assert code.count("entropies * effective_mask") == 2
+    assert "global_masked_mean(entropies)" in code
+    for function in (GRPOTrainer.get_off_policy_mask, GRPOTrainer.get_gamma_weights):
+        assert "* mask" in source(function)
+    assert "entropies[mask.bool()]" in source(GRPOTrainer.get_high_entropy_mask)
+
+
+def test_attention_that_is_replaced_and_how():
+    from torch.nn.attention.flex_attention import BlockMask
+    from transformers import masking_utils
+    from transformers.integrations.flex_attention import flex_attention_forward
+    from transformers.integrations.sdpa_attention import use_gqa_in_sdpa
+    from transformers.masking_utils import eager_mask, sdpa_mask
+    from transformers.models.qwen2 import modeling_qwen2
+
+    assert parameters(use_gqa_in_sdpa) == ["attention_mask", "key", "value"]
+    assert callable(eager_mask)
+    assert callable(sdpa_mask)
+    names = parameters(modeling_qwen2.eager_attention_forward)
+    assert names[:5] == ["module", "query", "key", "value", "attention_mask"]
+    assert "ALL_ATTENTION_FUNCTIONS.get_interface(" in source(modeling_qwen2.Qwen2Attention.forward)
+    assert "isinstance(attention_mask, (torch.Tensor, BlockMask)) and len(attention_mask.shape) == 4" in source(
+        masking_utils._preprocess_mask_arguments
+    )
+    assert "if isinstance(attention_mask, BlockMask):" in source(flex_attention_forward)
+    assert parameters(BlockMask.from_kv_blocks)[:7] == [
+        *("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices"),
+        *("BLOCK_SIZE", "mask_mod", "seq_lengths"),
+    ]
+
+
+def test_what_a_turn_is_sampled_with_and_what_needs_gradients():
+    """Where the kept cache takes its settings from, and how the reference model's time is told from the update's."""
+    code = source(GRPOTrainer.__init__)
+    settings = ("do_sample", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    assert all(f'"{name}": ' in code for name in settings)
+    assert "generation_kwargs.update(args.generation_kwargs)" in code
+    assert "self.generation_config = GenerationConfig(**generation_kwargs, disable_compile=True)" in code
+    assert "self._is_vlm = True" in code
+    assert "self.use_transformers_continuous_batching" in source(GRPOTrainer._generate_single_turn)
+    code = source(GRPOTrainer._generate_and_score_completions)
+    scoring = code.index("self._get_per_token_logps_and_entropies(")
+    assert code.rindex("torch.no_grad()", 0, scoring) > code.index("self._generate(")
+    assert "torch.no_grad" not in source(GRPOTrainer._compute_loss)
+    loop = source(Trainer._run_epoch) + source(Trainer._inner_training_loop)
+    before, step = "on_pre_optimizer_step(", "self.optimizer.step()"
+    assert loop.index(before) < loop.index(step) < loop.index("on_optimizer_step(")

@@ -2,6 +2,9 @@
 
 vLLM itself is replaced, everything else is real. The stand-in says, in each turn, a number that only the prompt it was
 given determines, so that an answer that reached another episode shows.
+
+Three kinds: a server only TRL's client on the first rank reaches, a colocated engine spread over both ranks (in both
+all turns are sampled in lock step), and a server every rank asks for itself.
 """
 
 import json
@@ -18,7 +21,8 @@ TURNS = 30
 LIMIT = 24
 
 WORKER = """
-import json, os, sys
+import json, os, sys, threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import torch
@@ -29,7 +33,7 @@ from datasets import Dataset
 from support import CountEnv, count_rows, make_config, make_model, make_tokenizer
 from test_vllm_server_calls import number, reply
 
-folder, kind = sys.argv[1], sys.argv[2]
+folder, kind, port = sys.argv[1], sys.argv[2], int(sys.argv[4])
 rank = int(os.environ["RANK"])
 tokenizer, calls = make_tokenizer(), []
 END = tokenizer.eos_token_id
@@ -47,6 +51,9 @@ class Client:
     def init_communicator(self, device):
         calls.append(["communicator"])
     def update_named_params(self, metadata, named):
+        if kind == "own_pace":  # the other rank has nothing to do here; does it wait nevertheless?
+            early.clear()
+            calls.append(["early", early.wait(1.0)])
         calls.append(["weights", [name for name, _ in named] == [name for name, _, _ in metadata]])
     def reset_prefix_cache(self):
         calls.append(["reset"])
@@ -54,6 +61,34 @@ class Client:
         calls.append(["generate", [number(p) for p in prompts], n, max_tokens, generation_kwargs])
         ids, logprobs = answer(prompts, max_tokens)
         return {"prompt_ids": prompts, "completion_ids": ids, "logprobs": logprobs}
+
+early = threading.Event()
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.reply({"data": [{"id": "stand-in", "max_model_len": 4096}]})
+    def do_POST(self):
+        early.set()
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        stops = {"stop_token_ids": body["stop_token_ids"]}
+        calls.append(["generate", [number(p) for p in body["prompt"]], body["n"], body["max_tokens"], stops])
+        ids, logprobs = answer(body["prompt"], body["max_tokens"])
+        self.reply({"choices": [
+            {"index": i, "token_ids": row, "logprobs": {"token_logprobs": [value for value, in values]}}
+            for i, (row, values) in enumerate(zip(ids, logprobs))
+        ]})
+    def reply(self, content):
+        data = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+    def log_message(self, *args):
+        pass
+
+if kind == "own_pace" and rank == 0:
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
 
 class Engine:
     def __init__(self, **kwargs):
@@ -88,7 +123,9 @@ class Kept(CoPETrainer):
         played.append(self.trajectories)
         return output
 
-vllm = {"vllm_mode": "server"} if kind == "server" else {"vllm_mode": "colocate", "vllm_tensor_parallel_size": 2}
+vllm = {"vllm_mode": "server", "vllm_server_base_url": f"http://127.0.0.1:{port}"}
+if kind == "tensor_parallel":
+    vllm = {"vllm_mode": "colocate", "vllm_tensor_parallel_size": 2}
 changes = dict(use_vllm=True, max_steps=2, max_turns=30, num_generations=2, max_completion_length=4000)
 trainer = Kept(
     model=make_model(), args=make_config(folder, **changes, **vllm), processing_class=tokenizer,
@@ -105,7 +142,7 @@ episodes = [
     for batch in played
     for e in batch
 ]
-log = {"calls": calls, "episodes": episodes}
+log = {"calls": calls, "episodes": episodes, "lock_step_reason": trainer.lock_step_reason}
 open(f"{folder}/rank{rank}.json", "w").write(json.dumps(log))
 trainer.accelerator.wait_for_everyone()
 torch.distributed.destroy_process_group()
@@ -123,14 +160,15 @@ def reply(text: str, ids) -> str:
     return f"{number(ids)}\nAction: {action}"
 
 
-@pytest.fixture(scope="module", params=["server", "tensor_parallel"])
+@pytest.fixture(scope="module", params=["server", "tensor_parallel", "own_pace"])
 def ranks(request, tmp_path_factory):
     """What each of two ranks called and played, over two steps of four episodes a rank."""
     folder = tmp_path_factory.mktemp(request.param)
     (folder / "worker.py").write_text(WORKER)
-    with socket.socket() as probe:
+    with socket.socket() as probe, socket.socket() as another:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        another.bind(("127.0.0.1", 0))
+        port, server_port = probe.getsockname()[1], another.getsockname()[1]
     root = Path(__file__).parents[2]
     environment = {
         **os.environ,
@@ -141,7 +179,8 @@ def ranks(request, tmp_path_factory):
     }
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
     command = [*launch, str(folder / "worker.py"), str(folder), request.param, str(root / "tests")]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150)
+    command.append(str(server_port))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     logs = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
     return request.param, logs
@@ -165,16 +204,20 @@ def test_every_answer_reaches_the_episode_that_asked(ranks):
             assert logprobs == pytest.approx([-asked / 1e6 - i for i in range(len(logprobs))])
 
 
+def asked_by_episodes(logs):
+    return sorted(n for log in logs for e in log["episodes"] for n, _, _ in e["turns"])
+
+
 @pytest.mark.slow
 def test_one_call_a_turn_with_every_active_prompt_and_the_whole_limit(ranks):
-    _, (first, second) = ranks
-    steps = [sum(e["goal"] == 4 for log in (first, second) for e in log["episodes"])]
-    assert steps[0] > 0
+    kind, (first, second) = ranks
+    assert any(e["goal"] == 4 for log in (first, second) for e in log["episodes"])
     calls = generations(first)
-    assert len(calls) == 2 * TURNS  # both steps hold an episode of 30 turns, and no turn asks twice
-    asked = sorted(n for call in calls for n in call[1])
-    turns = [n for log in (first, second) for e in log["episodes"] for n, _, _ in e["turns"]]
-    assert asked == sorted(turns)  # no placeholder either
+    if kind == "own_pace":  # a call for each turn of each episode
+        assert {len(call[1]) for call in calls} == {1}
+    else:
+        assert len(calls) == 2 * TURNS  # both steps hold an episode of 30 turns, and no turn asks twice
+    assert sorted(n for call in calls for n in call[1]) == asked_by_episodes((first, second))  # no placeholder either
     assert {call[2] for call in calls} == {1}
     assert {call[3] for call in calls} == {LIMIT}
 
@@ -182,12 +225,22 @@ def test_one_call_a_turn_with_every_active_prompt_and_the_whole_limit(ranks):
 @pytest.mark.slow
 def test_who_talks_to_the_engine(ranks):
     kind, (first, second) = ranks
+    reasons = {"server": "main process only", "tensor_parallel": "`vllm_tensor_parallel_size` is 2"}
+    for log in (first, second):
+        assert kind not in reasons or reasons[kind] in log["lock_step_reason"]
+        assert kind in reasons or log["lock_step_reason"] is None
     if kind == "tensor_parallel":  # both hold a part of the engine and must ask it the same
         assert generations(first) == generations(second)
         return
     assert second["calls"] == []
     kinds = [call[0] for call in first["calls"]]
-    step = ["weights", "reset", *["generate"] * TURNS]
-    assert kinds == ["connect", "communicator", *step, *step]
+    steps = [["weights", "reset", *["generate"] * TURNS]] * 2
+    if kind == "own_pace":
+        # Nobody samples while weights are under way, and all have done so before the next ones come.
+        assert [call for call in first["calls"] if call[0] == "early"] == [["early", False]] * 2
+        batches = [[e for log in (first, second) for e in log["episodes"][part]] for part in (slice(4), slice(4, 8))]
+        turns = [sum(len(e["turns"]) for e in batch) for batch in batches]
+        steps = [["early", "weights", "reset", *["generate"] * count] for count in turns]
+    assert kinds == ["connect", "communicator", *steps[0], *steps[1]]
     assert all(call[1] for call in first["calls"] if call[0] == "weights")
     assert all(call[4]["stop_token_ids"] for call in generations(first))

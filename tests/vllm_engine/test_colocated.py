@@ -1,4 +1,7 @@
-"""Colocated vLLM under the trainer: log-probabilities, weight sync, limits and stop tokens, importance correction."""
+"""Colocated vLLM under the trainer: log-probabilities, weight sync, limits and stop tokens, importance correction.
+
+But where they say otherwise, these tests sample with an engine that is asked for one turn of one episode at a time.
+"""
 
 import json
 import shutil
@@ -39,6 +42,7 @@ class Compared(CoPETrainer):
     """Keeps, of every batch, the sampled log-probabilities and those of the model that is about to be updated."""
 
     compared = ()
+    played = ()
 
     def _rollout(self, prompts, trainer):
         output = super()._rollout(prompts, trainer)
@@ -46,6 +50,7 @@ class Compared(CoPETrainer):
         sampled = [torch.tensor(e.logprobs)[m] for e, m in zip(self.trajectories, mask, strict=True)]
         own = [reference(self.model, e, self.temperature)[m] for e, m in zip(self.trajectories, mask, strict=True)]
         self.compared = [*self.compared, (torch.cat(sampled), torch.cat(own))]
+        self.played = [*self.played, *self.trajectories]
         return output
 
 
@@ -103,9 +108,10 @@ def test_sampled_log_probs_are_those_of_the_model_at_its_temperature(tmp_path, a
         assert len(sampled) > 40
         assert torch.allclose(sampled, own, **CLOSE)
         assert own.min() < -0.1
-    assert any(len(e.turns) > 1 for e in trainer.trajectories)
+    assert trainer.lock_step_reason is None
     # At another temperature they would not agree.
-    episode = max(trainer.trajectories, key=lambda e: len(e.turns))
+    episode = max(trainer.played, key=lambda e: len(e.turns))
+    assert len(episode.turns) > 1
     model = trainer.model
     assert not torch.allclose(reference(model, episode, temperature), reference(model, episode, 1.3), atol=1e-2)
 
@@ -132,26 +138,34 @@ def test_an_update_reaches_the_engine(tmp_path, agent, tasks, adapter):
         assert torch.allclose(torch.tensor(episode.logprobs)[mask], own[mask], **CLOSE)
 
 
-def test_limits_of_turn_and_episode_hold_in_every_turn(tmp_path, agent, tasks):
-    trainer = build(tmp_path, agent, tasks, max_turns=8, max_completion_length=100, max_tokens_per_turn=7, max_steps=2)
-    played, rollout = [], trainer.rollout_func
+@pytest.fixture
+def answers(monkeypatch):
+    """Makes a trainer's engine keep the answers of every finished request; returns the list of them."""
 
-    def keep(prompts, owner):
-        output = rollout(prompts, owner)
-        played.extend(trainer.trajectories)
-        return output
+    def watch(trainer):
+        engine, kept = trainer.vllm_generation.llm.llm_engine, []
+        step = engine.step
 
-    sampled, generate = [], trainer.vllm_generation.generate
+        def keep():
+            outputs = step()
+            kept.extend(output for output in outputs if output.finished)
+            return outputs
 
-    def measure(**kwargs):
-        output = generate(**kwargs)
-        sampled.extend(map(len, output[1]))
-        return output
+        monkeypatch.setattr(engine, "step", keep)
+        return kept
 
-    trainer.rollout_func = keep
-    trainer.vllm_generation.generate = measure
+    return watch
+
+
+@pytest.mark.parametrize("schedule", ["auto", "lock_step"])
+def test_limits_of_turn_and_episode_hold_in_every_turn(tmp_path, agent, tasks, answers, schedule):
+    changes = {"max_turns": 8, "max_completion_length": 100, "max_tokens_per_turn": 7, "max_steps": 2}
+    trainer = build(tmp_path, agent, tasks, rollout_schedule=schedule, **changes)
+    assert (trainer.lock_step_reason is None) == (schedule == "auto")
+    kept = answers(trainer)
     trainer.train()
-    assert max(sampled) == 7  # by the engine itself, not cut off afterwards
+    played = trainer.played
+    assert max(len(output.outputs[0].token_ids) for output in kept) == 7  # by the engine, not cut off afterwards
     end = trainer.chat.end_of_turn_id
     lengths = [turn.end - turn.start for episode in played for turn in episode.turns]
     assert max(lengths) == 7
@@ -163,6 +177,63 @@ def test_limits_of_turn_and_episode_hold_in_every_turn(tmp_path, agent, tasks):
             assert end not in ids[:-1]
             assert (ids[-1] == end) or (i == len(episode.turns) - 1 and episode.truncated)
     assert trainer.vllm_generation.max_completion_length == 100  # the limit of a turn is gone after it
+
+
+def test_an_episode_is_the_same_whatever_is_played_beside_it(tmp_path, agent, tasks):
+    trainer = build(tmp_path, agent, tasks, temperature=0.7, per_device_eval_batch_size=8)
+    several = tasks.select([0, 1] * 4)
+    together = [e.ids for e in trainer.evaluate_tasks(several)]
+    assert len(set(together)) == len(together)  # seeds differ, also those of one task
+    assert [e.ids for e in trainer.evaluate_tasks(several.select(range(3)))] == together[:3]
+    trainer.args.max_concurrent_episodes = 1
+    assert [e.ids for e in trainer.evaluate_tasks(several.select(range(3)))] == together[:3]
+
+
+def test_a_turn_computes_what_is_new_in_its_prompt(tmp_path, agent, tasks, answers):
+    trainer = build(tmp_path, agent, tasks, max_turns_eval=30, max_completion_length=900)
+    block = trainer.vllm_generation.llm.llm_engine.vllm_config.cache_config.block_size
+    trainer.evaluate_tasks(tasks.select([0]))  # hands over the weights, which empties the cache
+    trainer.vllm_generation.llm.reset_prefix_cache()
+    kept = answers(trainer)
+    (episode,) = max(
+        (trainer.evaluate_tasks(tasks.select([i])) for i in (0, 1)), key=lambda played: len(played[0].turns)
+    )
+    turns = [
+        answer for answer in kept if tuple(answer.prompt_token_ids) == episode.ids[: len(answer.prompt_token_ids)]
+    ]
+    assert len(turns) >= len(episode.turns) > 2
+    assert len(episode.ids) > 2 * block
+    known = 0
+    for turn in turns:
+        # Whole blocks are kept; of the turn before, all but its last token has been computed.
+        assert turn.num_cached_tokens >= known // block * block
+        known = len(turn.prompt_token_ids) + len(turn.outputs[0].token_ids) - 1
+    assert turns[-1].num_cached_tokens >= block
+
+
+def test_a_run_that_ends_early_leaves_nothing_in_the_engine(tmp_path, agent, tasks):
+    trainer = build(tmp_path, agent, tasks, per_device_eval_batch_size=8, max_turns_eval=30)
+    several, engine = tasks.select([0, 1] * 4), trainer.vllm_generation.llm.llm_engine
+    expected = [e.ids for e in trainer.evaluate_tasks(several)]
+    left = []
+
+    def stop(finished):
+        left.append(engine.get_num_unfinished_requests())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer.evaluate_tasks(several, stop)
+    assert left[0] > 0
+    assert not engine.has_unfinished_requests()
+    assert [e.ids for e in trainer.evaluate_tasks(several)] == expected
+
+
+def test_greedy_episodes_are_those_of_lock_step(tmp_path, agent, tasks):
+    played = [
+        greedy(build(tmp_path / schedule, agent, tasks, rollout_schedule=schedule), tasks)
+        for schedule in ("auto", "lock_step")
+    ]
+    assert played[0] == played[1]
 
 
 @pytest.fixture

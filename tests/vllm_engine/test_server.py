@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ if not current_platform.is_cpu():
 import trl.generation.vllm_generation as seam
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cope_trl import engine_trainer
 from cope_trl.chat import ChatFormat
 from cope_trl.cli import main
 from cope_trl.cope_trainer import CoPETrainer
@@ -28,6 +31,7 @@ from cope_trl.environments import EnvironmentTable
 from cope_trl.errors import RolloutError
 from cope_trl.evaluation.episodes import play_dataset
 from cope_trl.rollout.endpoint import EndpointPolicy
+from cope_trl.rollout.endpoint_engine import EndpointEngine
 from cope_trl.rollout.episodes import EpisodeLimits, EpisodePlayer
 from cope_trl.rollout.generation import TransformersPolicy
 from cope_trl.rollout.pool import EnvironmentPool
@@ -96,19 +100,30 @@ def limits(**changes):
     return EpisodeLimits({"": 30}, **{"max_tokens_per_turn": 24, "max_completion_length": 900, **changes})
 
 
+def play(parts, policy, tasks):
+    with player(parts, policy) as plays:
+        return play_dataset(plays, tasks, limits(max_total_tokens=CONTEXT), "seed")
+
+
 def test_episodes_played_through_the_server_are_those_of_the_model(address, parts, tasks):
     model, tokenizer, _, stops = parts
     served = EndpointPolicy(address, stops, temperature=0, api_key=KEY)
     assert (served.model, served.context) == ("agent", CONTEXT)
     local = TransformersPolicy(model, stops, tokenizer.pad_token_id, temperature=0)
-    played = []
-    for policy in (served, local):
-        with player(parts, policy) as plays:
-            played.append(play_dataset(plays, tasks, limits(max_total_tokens=CONTEXT), 2))
-    mine, theirs = played
-    assert [e.ids for e in mine] == [e.ids for e in theirs]
-    assert [e.success for e in mine] == [e.success for e in theirs]
-    assert all(len(e.turns) > 1 for e in mine)
+    played = [play(parts, policy, tasks) for policy in (served, EndpointEngine(served), local)]
+    theirs = played.pop()
+    assert all(len(e.turns) > 1 for e in theirs)
+    for mine in played:
+        assert [e.ids for e in mine] == [e.ids for e in theirs]
+        assert [e.success for e in mine] == [e.success for e in theirs]
+
+
+def test_an_episode_is_the_same_whatever_the_server_plays_beside_it(address, parts, tasks):
+    policy = EndpointPolicy(address, parts[3], temperature=0.7, api_key=KEY, connections=6)
+    together = [e.ids for e in play(parts, EndpointEngine(policy), tasks.select([0, 1] * 3))]
+    assert len(set(together)) == len(together)  # seeds differ, also those of one task
+    alone = [e.ids for e in play(parts, EndpointEngine(policy), tasks.select([0, 1]))]
+    assert alone == together[:2]
 
 
 @torch.no_grad()
@@ -171,15 +186,28 @@ class Unsynchronised(seam.VLLMClient):
         return super()._get(url, headers=self.session_headers, **kwargs)
 
 
-def test_a_training_step_sampled_by_the_server(address, agent, tasks, tmp_path, monkeypatch):
+@torch.no_grad()
+def distance(model, episode):
+    """How far the sampled log-probabilities of an episode are from the model's at temperature 0.7."""
+    ids, cut = torch.tensor([episode.ids]), len(episode.prompt_ids)
+    logits = model(input_ids=ids).logits[0, cut - 1 : -1] / 0.7
+    own = torch.log_softmax(logits, -1).gather(-1, ids[0, cut:, None])[:, 0]
+    mask = torch.tensor(episode.completion_mask, dtype=torch.bool)
+    return float((torch.tensor(episode.logprobs)[mask] - own[mask]).abs().max())
+
+
+@pytest.mark.parametrize("schedule", ["auto", "lock_step"])
+def test_a_training_step_sampled_by_the_server(address, agent, tasks, tmp_path, monkeypatch, schedule):
     """Server mode but for the weights: sampling, limits and log-probabilities are the real ones."""
     monkeypatch.setattr(seam, "VLLMClient", Unsynchronised)
+    monkeypatch.setattr(engine_trainer, "EndpointPolicy", partial(EndpointPolicy, api_key=KEY))
     config = make_config(
         tmp_path,
         use_vllm=True,
         vllm_mode="server",
         vllm_server_base_url=address.removesuffix("/v1"),
         vllm_max_model_length=CONTEXT,
+        rollout_schedule=schedule,
         max_turns=30,
         temperature=0.7,
     )
@@ -189,18 +217,64 @@ def test_a_training_step_sampled_by_the_server(address, agent, tasks, tmp_path, 
         args=config,
         train_dataset=tasks,
     )
+    assert (trainer.lock_step_reason is None) == (schedule == "auto")
     start = AutoModelForCausalLM.from_pretrained(agent, dtype="float32").eval()
     trainer.train()
     assert trainer.state.log_history[0]["grad_norm"] > 0
     # Each turn's limit had to fit into what was left of the server's context, or it would have refused the batch.
     assert CONTEXT - 30 < max(len(e.ids) for e in trainer.trajectories) <= CONTEXT
-    for episode in trainer.trajectories:
-        ids, cut = torch.tensor([episode.ids]), len(episode.prompt_ids)
-        with torch.no_grad():
-            logits = start(input_ids=ids).logits[0, cut - 1 : -1] / 0.7
-        own = torch.log_softmax(logits, -1).gather(-1, ids[0, cut:, None])[:, 0]
-        mask = torch.tensor(episode.completion_mask, dtype=torch.bool)
-        assert torch.allclose(torch.tensor(episode.logprobs)[mask], own[mask], rtol=0, atol=1e-4)
+    assert max(distance(start, episode) for episode in trainer.trajectories) < 1e-4
+
+
+WORKER = """
+import json, os, sys
+from functools import partial
+import torch
+from transformers import AutoModelForCausalLM
+sys.path[:0] = [sys.argv[1], sys.argv[2]]
+torch.set_num_threads(1)
+import test_server as tests
+from cope_trl.data.tasks import load_tasks
+from support import make_config
+agent, address, folder = sys.argv[3:6]
+tests.seam.VLLMClient = tests.Unsynchronised
+tests.engine_trainer.EndpointPolicy = partial(tests.EndpointPolicy, api_key=tests.KEY)
+config = make_config(
+    folder, use_vllm=True, vllm_mode="server", vllm_server_base_url=address.removesuffix("/v1"),
+    vllm_max_model_length=tests.CONTEXT, max_turns=30, temperature=0.7,
+)
+trainer = tests.CoPETrainer(
+    model=agent, args=config, train_dataset=load_tasks("household", "train", size="tiny", limit=2),
+    reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
+)
+start = AutoModelForCausalLM.from_pretrained(agent, dtype="float32").eval()
+trainer.train()
+rank = trainer.accelerator.process_index
+far = max(tests.distance(start, episode) for episode in trainer.trajectories)
+facts = {"reason": trainer.lock_step_reason, "far": far, "turns": [len(e.turns) for e in trainer.trajectories]}
+open(f"{folder}/rank{rank}.json", "w").write(json.dumps(facts))
+trainer.accelerator.wait_for_everyone()
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_two_processes_ask_the_server_each_for_itself(address, agent, tmp_path):
+    (tmp_path / "worker.py").write_text(WORKER)
+    own = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    environment = {name: value for name, value in os.environ.items() if name not in own}
+    here = Path(__file__).parent
+    # The root by name: `tests/` has a folder called `cope_trl` too.
+    environment |= {"PYTHONPATH": str(here.parents[1]), "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    arguments = [str(here), str(here.parent), agent, address, str(tmp_path)]
+    command = [*launch, str(tmp_path / "worker.py"), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr[-9000:]
+    for rank in range(2):
+        facts = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        assert facts["reason"] is None
+        assert facts["far"] < 1e-4
+        assert max(facts["turns"]) > 1
 
 
 def test_the_server_plays_a_customer(address):

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from cope_trl.errors import RolloutError
-from cope_trl.rollout.endpoint import EndpointPolicy, fit_context
+from cope_trl.rollout.endpoint import EndpointPolicy, fit_context, fit_limit, turn_seed
 from cope_trl.rollout.generation import Generation
 
 CONTEXT = 20
@@ -94,6 +94,33 @@ def test_limits_by_prompt():
     prompts = [[0] * n for n in (1, 90, 100, 95, 50)]
     assert fit_context(prompts, 10, None) == {10: [0, 1, 2, 3, 4]}
     assert fit_context(prompts, 10, 100) == {10: [0, 1, 4], 1: [2], 5: [3]}
+
+
+def test_the_limit_of_one_prompt():
+    assert [fit_limit(length, 10, 100) for length in (1, 90, 91, 100, 120)] == [10, 10, 9, 1, 1]
+    assert fit_limit(120, 10, None) == 10
+
+
+def test_a_turns_seed_is_the_same_everywhere_and_no_two_turns_share_one():
+    # The first 63 bits of SHA-256, as `printf a-0 | sha256sum` gives them.
+    assert turn_seed("a", 0) == 0x68571817C96C5C83 >> 1
+    seeds = {turn_seed(f"42-train-0-{episode}", turn) for episode in range(100) for turn in range(30)}
+    assert len(seeds) == 3000
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_one_turn_is_asked_for_with_its_seed_under_its_own_limit(server):
+    policy = EndpointPolicy(server.url, [2], sampling={"top_k": 5, "temperature": 0.5}, connections=2)
+    assert policy.sample((1, 2), 9, seed=7) == Generation([3] * 3, [-0.5] * 3)
+    assert policy.sample([1] * 18, 9, seed=8) == Generation([18] * 2, [-0.5] * 2)
+    bodies = [body for _, _, body in server.asked]
+    assert [(body["prompt"], body["seed"], body["max_tokens"]) for body in bodies] == [
+        ([[1, 2]], 7, 9),
+        ([[1] * 18], 8, 2),
+    ]
+    assert {(body["top_k"], body["temperature"], body["top_p"]) for body in bodies} == {(5, 0.5, 1.0)}
+    policy([[1, 2]], 5)
+    assert "seed" not in server.asked[-1][2]
 
 
 def test_a_model_is_chosen_by_name(server):
