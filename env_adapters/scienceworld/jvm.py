@@ -23,9 +23,9 @@ from typing import Any
 from env_adapters.errors import EnvAdapterError, MissingDependencyError
 
 MIN_JAVA = 8
-# Largest Java heap, in MB (2^20 bytes). Every task type was played in 64 MB; finding the gold path of some takes more
-# than 160. Without a limit, one process grows to 0.8 GB.
-PLAY_HEAP_MB = 128
+# Largest Java heap, in MB (2^20 bytes). A loaded world takes up to 25; finding the gold path of some takes more than
+# 160. Without a limit, one process grows to 0.8 GB.
+PLAY_HEAP_MB = 48
 GOLD_HEAP_MB = 512
 JAVA_OPTIONS = (
     "-XX:+UseSerialGC",  # no helper threads: many of these processes share the machine
@@ -38,6 +38,13 @@ JAVA_OPTIONS = (
     "-XX:+UnlockExperimentalVMOptions",
     "-XX:hashCode=2",
     "-XX:+IgnoreUnrecognizedVMOptions",  # for runtimes that name these otherwise
+)
+
+# What the simulator's Python interface answers itself, after trimming as Java does; everything else is the agent's.
+_ASKS_INTERFACE = frozenset(("help", "objects", "task"))
+_TRIMMED = "".join(map(chr, range(33)))
+_NOTHING_TO_SAY = (
+    "Unknown action.  Type 'help' for a list of actions, and 'objects' for a list of possible object referents. "
 )
 
 _INSTALL_PACKAGE = "pip install cope_trl[scienceworld]"
@@ -93,12 +100,14 @@ class Simulator:
     """A running simulator process. The constructor starts it; [`connect`] waits until it answers.
 
     Args:
-        heap_mb: largest Java heap, in MB (2^20 bytes); the process takes about 80 MB more.
+        heap_mb: largest Java heap, in MB (2^20 bytes); the process takes about 90 MB more.
 
     Attributes:
         process: the Java process.
         scienceworld: after `connect`, the simulator's Java interface; its methods are called directly, because the
             Python package's own `step` lists every valid action at each call.
+        agent: after `load`, what the interface hands an action on to. `step` calls it without the interface, which at
+            each step also looks around, lists the inventory, prints all names of all objects and keeps a history.
 
     Raises:
         MissingDependencyError: a package or Java is missing; nothing was started.
@@ -126,6 +135,8 @@ class Simulator:
             start_new_session=True,  # Ctrl-C is for the trainer, which may want to finish its step
         )
         self.scienceworld: Any = None
+        self.agent: Any = None
+        self._progress = 0.0, False  # of the last step
         self._gateway: Any = None
         self._said: deque[str] = deque(maxlen=20)
         # Also ends the process when the environment is dropped without `close`, and at a normal exit.
@@ -164,17 +175,29 @@ class Simulator:
         Raises:
             EnvAdapterError: the simulator refused, or its process ended.
         """
+        if self.agent is not None:  # else the process would keep the old world beside the new one
+            agent, self.agent = self.agent, None
+            self.call("load", self._gateway.detach, agent)
         answer = self.call("load", self.scienceworld.load, task_type, variation, simplifications, gold)
         if answer:
             raise EnvAdapterError(f"ScienceWorld could not load {task_type!r}, variation {variation}: {answer}")
+        option = self.call("load", self.scienceworld.agentInterface)
+        self.agent = self.call("load", option.get)
+        self.call("load", self._gateway.detach, option)
+        self._progress = 0.0, False
 
     def step(self, action: str) -> tuple[str, float, bool]:
         """Execute one action; return the observation, the score in [-1, 1], and whether the task says it is over."""
         # A tokenizer can produce half a surrogate pair, which no socket carries.
         sendable = action.encode("utf-8", "replace").decode("utf-8")
-        observation = str(self.call("step", self.scienceworld.step, sendable))
-        score = float(self.call("step", self.scienceworld.getScore))
-        return observation, score, bool(self.call("step", self.scienceworld.getCompleted))
+        if sendable.strip(_TRIMMED).lower() in _ASKS_INTERFACE:
+            return str(self.call("step", self.scienceworld.step, sendable)), *self._progress
+        answer = self.call("step", self.agent.step, sendable)
+        # A tuple as text, "(observation,score,over)": one call instead of three.
+        observation, score, over = self.call("step", answer.toString)[1:-1].rsplit(",", 2)
+        self.call("step", self._gateway.detach, answer)
+        self._progress = float(score), over == "true"
+        return observation or _NOTHING_TO_SAY, *self._progress
 
     def description(self) -> str:
         """The task of the episode, in words."""
