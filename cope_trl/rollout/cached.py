@@ -106,7 +106,7 @@ class CachedEngine:
         stop_ids: Sequence[int],
         sampler: RowSampler,
         max_episodes: int,
-        patience: int = 8,
+        patience: int = 2,
         max_prefill: int = 8192,
         spans: Spans | None = None,
     ) -> None:

@@ -131,10 +131,10 @@ def plot(cells: list[dict[str, float]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", default="5,10,15,20,40", help="numbers of turns")
-    parser.add_argument("--rounds", type=int, default=2, help="rounds of each")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds of each")
     parser.add_argument("--episodes", type=int, default=8)
-    parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--hidden", type=int, default=192)
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output_dir", type=Path, default=Path(OUTPUT_DIR))
     args = parser.parse_args()
