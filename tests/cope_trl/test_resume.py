@@ -264,7 +264,7 @@ import torch
 torch.set_num_threads(1)
 from cope_trl.cli import main
 from cope_trl.cope_trainer import CoPETrainer
-from cope_trl.rollout.episodes import EpisodePlayer
+from cope_trl.rollout.episode import Episode
 from cope_trl.scripts import train
 from transformers import TrainerState
 import pyarrow.parquet as pq
@@ -285,7 +285,7 @@ def arrange(kind, step):
     before(train, "_evaluate", lambda trainer, tasks, label: print("EVALUATED", label, flush=True))
     before(CoPETrainer, "_rollout", lambda self, *_: now.__setitem__(0, self.state.global_step))
     if kind == "rollout":  # with a turn sampled that has not reached its environment
-        before(EpisodePlayer, "_record", lambda *_: turns.append(now[0]) or turns.count(step) == 2 and die())
+        before(Episode, "record", lambda *_: turns.append(now[0]) or turns.count(step) == 2 and die())
     elif kind == "update":  # with the gradients there and the weights as they were
         before(CoPETrainer, "_clip_grad_norm", lambda self, _: self.state.global_step == step and die())
     elif kind == "checkpoint":  # with half of the last file on disk
