@@ -89,7 +89,7 @@ class CachedEngine:
 
     Args:
         model: causal language model with softmax attention in every layer (see
-            [`~cope_trl.rollout.backends.cache_obstacle`]). Its mode and weights are left as they are; the engine must
+            [`~cope_trl.rollout.cache_support.cache_obstacle`]). Its mode and weights are left as they are; the engine must
             not outlive a change of the weights.
         stop_ids: ids that end a turn.
         sampler: picks the tokens.
@@ -116,7 +116,7 @@ class CachedEngine:
         self.tokens = TokenCounts()
         config = model.config.get_text_config()
         self.cache = SlotCache(config.num_hidden_layers, max_episodes)
-        self._additive = config._attn_implementation == "eager"
+        self._additive = (config._attn_implementation or "eager").startswith("eager")  # its own or one with branches
         self._forward_arguments = _forward_arguments(model)
         self._free = [_Slot(index) for index in reversed(range(max_episodes))]
         self._open: dict[int, _Slot] = {}

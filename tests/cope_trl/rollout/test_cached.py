@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import make_model
 
+from cope_trl.forecast.attention import use_branched_attention
 from cope_trl.rollout.cached import CachedEngine
 from cope_trl.rollout.sampling import RowSampler
 
@@ -286,6 +287,16 @@ def test_there_is_nothing_to_do_without_a_request(model):
     engine.open("a")
     assert engine.advance() is False
     assert engine.tokens.forwards == 0
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_attention_that_knows_branches_samples_the_same(attention):
+    """As in a trainer that forecasts."""
+    model, plain = make_model(attn_implementation=attention).eval(), make_model().eval()
+    assert use_branched_attention(model)
+    episodes = {"a": [ids(9, 0), ids(9, 1)], "b": [ids(3, 0)]}
+    turns, _ = play(model, episodes)
+    assert turns == {name: by_hand(plain, name, observations) for name, observations in episodes.items()}
 
 
 def test_eager_attention_samples_the_same():
