@@ -6,9 +6,11 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from cope_trl.metrics import ROLLOUT_TIMES
+
 # What is shown below what; the forecast's share of a joint update is by tokens, see docs/metrics.md.
 _ROWS = (
-    ("rollout", ("prefill", "decode", "generate", "environment", "idle")),
+    ("rollout", ROLLOUT_TIMES),
     ("update", ("policy", "forecast", "reference", "optimizer")),
 )
 
