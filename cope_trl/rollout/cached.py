@@ -89,8 +89,8 @@ class CachedEngine:
 
     Args:
         model: causal language model with softmax attention in every layer (see
-            [`~cope_trl.rollout.cache_support.cache_obstacle`]). Its mode and weights are left as they are; the engine must
-            not outlive a change of the weights.
+            [`~cope_trl.rollout.cache_support.cache_obstacle`]). Its mode and weights are left as they are; the engine
+            must not outlive a change of the weights.
         stop_ids: ids that end a turn.
         sampler: picks the tokens.
         max_episodes: most episodes open at a time.
